@@ -1,0 +1,180 @@
+"""What crosses the seam between scheduler and engine: orders one way, results the other. Data only, no behaviour.
+
+The scheduler sees nothing else of the engine. In production these objects cross a pipe to the engine process (engine/pipe.py
+turns them into msgpack and back); in tests they are handed over as they are.
+
+Rules that always hold
+- A *turn* is one reply of one NPC. Between `BeginTurn` and its end the engine holds its sampler, its text state, its slot, its
+  last token. A turn ends when a `RowDone` carries `finish`, when `DropTurn` names it, or when `TurnFaulted` names it.
+- A slot holds the KV of one sequence: tokens 0 .. n-1. It outlives turns; the scheduler keeps the list of tokens it holds.
+- The engine never runs a step it was not told to run, and answers each `RunStep` with exactly one `StepDone`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from personae.types import (
+    AdapterKey,
+    AdapterUse,
+    FinishReason,
+    Limits,
+    ModelCard,
+    Piece,
+    ReplyRules,
+    SamplingParams,
+    Slot,
+    Token,
+    TurnId,
+)
+
+# --- orders: imperative -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Read, check and convert a GGUF LoRA off the loop, then install it between steps. Answered by AdapterLoaded or AdapterRefused."""
+
+    key: AdapterKey
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeAdapter:
+    """Give an adapter's memory back. The scheduler sends it only when no turn in flight uses the key; unknown keys are harmless."""
+
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTurn:
+    """Bind a turn to a slot with its adapter, and make its sampler and text state. The slot is cut to `keep` tokens first."""
+
+    turn: TurnId
+    slot: Slot
+    keep: int  # tokens of the slot's KV that the new prompt shares with it
+    adapter: AdapterUse | None
+    sampling: SamplingParams
+    rules: ReplyRules
+    limits: Limits
+    history: tuple[Token, ...] = ()  # the tokens kept, so that penalties and DRY see the whole prompt
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Prompt tokens of one turn, next in order. `last` asks for logits and draws the first token of the reply."""
+
+    turn: TurnId
+    tokens: tuple[Token, ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """One step: `decode` advances each named turn by one token in one llama_decode (mixed mode), then the chunks are prefilled."""
+
+    decode: tuple[TurnId, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DropTurn:
+    """Forget a turn's sampler and text. Its slot keeps the KV it has. Unknown turns are harmless."""
+
+    turn: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class ClearSlot:
+    """Forget the KV of a slot: its NPC is gone."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """End the engine process after the orders before it."""
+
+
+Order = LoadAdapter | FreeAdapter | BeginTurn | RunStep | DropTurn | ClearSlot | Quit
+
+# --- results: past tense ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The model is loaded and the first order may be sent. `EngineWarm` follows when the first decode has been paid for."""
+
+    card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWarm:
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    key: AdapterKey
+    bytes_resident: int
+    rank: int  # the largest of its matrices
+    load_ms: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRefused:
+    key: AdapterKey
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RowDone:
+    """One turn has one more token. `pieces` is text that is decided: valid UTF-8, no held-back stop string, no think block."""
+
+    turn: TurnId
+    token: Token
+    pieces: tuple[Piece, ...] = ()
+    finish: FinishReason | None = None
+    in_kv: bool = False  # whether `token` itself is in the slot's KV (it is not, until the next decode feeds it)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFaulted:
+    """This turn cannot go on (bad grammar, sampler fault, slot full in mid-prefill); the others were not disturbed."""
+
+    turn: TurnId
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """What one RunStep did. `prefilled` holds the turns whose chunks are now in KV, in order."""
+
+    rows: tuple[RowDone, ...] = ()
+    prefilled: tuple[tuple[TurnId, int], ...] = ()  # (turn, tokens of its chunk)
+    faults: tuple[TurnFaulted, ...] = ()
+    decode_ms: float = 0.0  # the rows: llama_decode and sampling
+    prefill_ms: float = 0.0
+    n_decodes: int = 0  # calls of llama_decode for the rows (1 in mixed mode)
+    n_adapters: int = 0  # different adapters among the rows, "none" counted as one when present
+
+
+Result = EngineReady | EngineWarm | AdapterLoaded | AdapterRefused | StepDone | TurnFaulted
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Running totals of what steps did. `stats` shows them."""
+
+    decodes: int = 0
+    rows: int = 0
+    mixed_decodes: int = 0  # decodes whose rows used more than one adapter
+    prefill_tokens: int = 0
+    decode_ms: float = 0.0
+    prefill_ms: float = 0.0
+    by_rows: dict[int, int] = field(default_factory=dict)  # rows in a decode -> how often

@@ -1,0 +1,54 @@
+"""What is to be done, in the imperative: all that the scheduler ever answers.
+
+Orders go to the engine as they are; the rest is for the service, which tells clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from personae.engine.batch import Order
+from personae.types import FinishReason, Piece, Token, TurnId, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Send this order to the engine."""
+
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Speak:
+    """Decided text of a turn. `first` marks the turn's first token, whether or not it has text yet."""
+
+    turn: TurnId
+    pieces: tuple[Piece, ...]
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndTurn:
+    """The turn's one terminal message: it ended as turns do. `reply` is what the model drew, end token left out."""
+
+    turn: TurnId
+    finish: FinishReason
+    usage: Usage
+    reply: tuple[Token, ...]
+    queued_ms: float  # asked -> first prefill
+    ttft_ms: float  # asked -> first token; -1 when there was none
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailTurn:
+    """The turn's one terminal message: it could not be done."""
+
+    turn: TurnId
+    code: str
+    message: str
+    hint: str = ""
+    retry_after_ms: int | None = None
+
+
+Action = Command | Speak | EndTurn | FailTurn

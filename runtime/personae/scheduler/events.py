@@ -1,0 +1,93 @@
+"""What has happened, in the past tense: the only way anything reaches the scheduler. Time arrives here, in milliseconds of one steady clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from personae.engine.batch import AdapterLoaded, AdapterRefused, StepDone
+from personae.types import AdapterKey, AdapterUse, Limits, NpcId, Priority, ReplyRules, SamplingParams, Token, TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAsked:
+    """An NPC is to answer. `prompt` is the whole rendered prompt; what the slot already holds of it is found by comparing tokens."""
+
+    at_ms: float
+    turn: TurnId
+    npc: NpcId
+    prompt: tuple[Token, ...]
+    adapter: AdapterUse | None
+    adapter_path: str  # where to load it from when it is not resident; "" without adapter
+    sampling: SamplingParams
+    rules: ReplyRules
+    limits: Limits
+    priority: Priority = Priority.PLAYER
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCancelled:
+    at_ms: float
+    turn: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class NpcGone:
+    """The NPC was despawned: its turn ends, its slot is free."""
+
+    at_ms: float
+    npc: NpcId
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRetired:
+    """No pack names this adapter any more: free it when nobody speaks with it."""
+
+    at_ms: float
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class StepReported:
+    at_ms: float
+    step: StepDone
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReported:
+    at_ms: float
+    result: AdapterLoaded | AdapterRefused
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted:
+    at_ms: float
+    n_slots: int
+    n_ctx: int  # tokens a slot can hold
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGone:
+    """The engine process died. Its KV and adapters went with it."""
+
+    at_ms: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; deadlines may be due."""
+
+    at_ms: float
+
+
+Event = (
+    TurnAsked
+    | TurnCancelled
+    | NpcGone
+    | AdapterRetired
+    | StepReported
+    | AdapterReported
+    | EngineStarted
+    | EngineGone
+    | Tick
+)

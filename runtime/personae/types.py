@@ -1,0 +1,122 @@
+"""The words every floor shares: ids, sampling settings, why a turn ended, what it cost. Frozen, slotted, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+NpcId = NewType("NpcId", str)
+TurnId = NewType("TurnId", int)  # unique in one run of the service, never reused
+Slot = NewType("Slot", int)  # 0 .. n_slots-1: a place for one sequence's KV
+Token = int
+AdapterKey = NewType("AdapterKey", str)  # SHA-256 of the adapter file's content, hex; never a name or a path
+
+
+class FinishReason(StrEnum):
+    """Why a turn ended. The values are part of the wire and never change their meaning."""
+
+    END = "end"  # the model ended its reply itself
+    STOP = "stop"  # a stop string of the request or of the pack
+    SPEAKER = "speaker"  # it began to speak for another participant; cut before that cue
+    REPETITION = "repetition"  # it went round in circles
+    LENGTH = "length"  # max_tokens
+    TIME = "time"  # max_seconds
+    CONTEXT = "context"  # the slot's context is full
+    CANCELLED = "cancelled"  # the client asked, or its connection is gone
+
+
+class Priority(StrEnum):
+    """Who goes first when a step has not room for all."""
+
+    PLAYER = "player"
+    SCENE = "scene"
+    AMBIENT = "ambient"
+
+
+class MixMode(StrEnum):
+    """How rows with different adapters are decoded."""
+
+    MIXED = "mixed"  # all rows in one llama_decode
+    GROUPED = "grouped"  # one llama_decode for each adapter, in rotation
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token of one turn is drawn. A value that switches its stage off is named beside it."""
+
+    temperature: float = 0.8  # 0: greedy
+    top_k: int = 40  # 0: off
+    top_p: float = 0.95  # 1: off
+    min_p: float = 0.05  # 0: off
+    repeat_penalty: float = 1.0  # 1: off
+    repeat_last_n: int = 64  # tokens looked back by the penalties; 0: off
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0  # 0: off
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_last_n: int = -1  # -1: the whole context
+    seed: int | None = None  # None: drawn by the service, reported in `done`
+    logit_bias: tuple[tuple[Token, float], ...] = ()
+    grammar: str | None = None  # GBNF with root rule `root`
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one turn may use at the most."""
+
+    max_tokens: int = 160
+    max_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRules:
+    """What ends a reply apart from the model itself. Strings are matched in the visible text, across tokens."""
+
+    stop: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # names of other participants: a line that starts with "Name:" is cut
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """The adapter of one sequence. `scale` multiplies alpha / rank of the file."""
+
+    key: AdapterKey
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one turn. prompt = reused + prefilled."""
+
+    prompt: int = 0
+    reused: int = 0  # found in the slot's KV
+    prefilled: int = 0
+    reply: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of visible text of one kind. Pieces joined are the reply, byte for byte."""
+
+    text: str
+    kind: str = "speech"  # "speech" or "narration" (what stands between asterisks, asterisks included)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the rest of the service knows of the loaded base model, whichever engine holds it."""
+
+    name: str  # file name without folder
+    architecture: str  # GGUF general.architecture
+    content_hash: str  # SHA-256 of the file, hex
+    n_params: int
+    n_vocab: int
+    n_ctx: int  # tokens of one slot
+    n_slots: int
+    mode: MixMode
+    mode_reason: str = ""  # why it is grouped; empty when mixed
+    threads: int = 1
+    can_cut: bool = True  # the memory can forget a tail of a sequence without forgetting its head
+    details: dict[str, str] = field(default_factory=dict)  # for people: build, kernels, quantization
