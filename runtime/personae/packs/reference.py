@@ -1,0 +1,99 @@
+"""Prints the manifest reference, made from the models in manifest.py, or puts it into a file between two markers.
+
+python -m personae.packs.reference                       prints it
+python -m personae.packs.reference characters/README.md  writes it there
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from personae.packs.manifest import Manifest, Sampling, TurnLimits, inner_model, known_keys
+from personae.types import Limits, SamplingParams
+
+BEGIN = "<!-- manifest reference: made by `python -m personae.packs.reference characters/README.md` -->"
+END = "<!-- end of manifest reference -->"
+
+_KINDS = (("list[", "list of texts"), ("bool", "true or false"), ("float", "number"), ("int", "whole number"), ("str", "text"))
+_DEFAULTS: dict[type[BaseModel], object] = {Sampling: SamplingParams(), TurnLimits: Limits()}  # what the service does with no pack
+
+
+def reference() -> str:
+    """The tables in Markdown, markers left out."""
+    return "\n".join(_lines())
+
+
+def insert(text: str) -> str:
+    """A document with the section between the markers made anew. ValueError when it has not both markers, in order."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("the document lacks the markers of the manifest reference")
+    return f"{head}{BEGIN}\n\n{reference()}\n\n{END}{tail}"
+
+
+def _lines() -> Iterator[str]:
+    yield from _table("### Top level", Manifest)
+    for name, field in Manifest.model_fields.items():
+        if inner := inner_model(field):
+            many = str(field.annotation).startswith("list")
+            yield ""
+            yield from _table(f"### `[[{name}]]`, up to {_most(field)}" if many else f"### `[{name}]`", inner)
+
+
+def _table(title: str, model: type[BaseModel]) -> Iterator[str]:
+    yield from (title, "", " ".join((model.__doc__ or "").split()), "")
+    yield from ("| key | what | left out | meaning |", "|---|---|---|---|")
+    for name, field in model.model_fields.items():
+        if not inner_model(field):
+            spelled = " or ".join(f"`{key}`" for key, known in known_keys(model).items() if known is field)
+            yield f"| {spelled} | {_kind(field)}{_range(field)} | {_default(model, name, field)} | {field.description} |"
+
+
+def _kind(field: FieldInfo) -> str:
+    written = re.sub(r"<class '|typing\.(Optional|Annotated)\[", "", str(field.annotation))
+    return next(words for start, words in _KINDS if written.startswith(start))
+
+
+def _range(field: FieldInfo) -> str:
+    lows = [f"from {part.ge}" if isinstance(part, Ge) else f"above {part.gt}" for part in field.metadata if isinstance(part, Ge | Gt)]
+    highs = [f"to {part.le}" if isinstance(part, Le) else f"below {part.lt}" for part in field.metadata if isinstance(part, Le | Lt)]
+    unit = "entries" if _kind(field).startswith("list") else "characters"
+    sizes = [f"up to {_most(field)} {unit}"] if any(isinstance(part, MaxLen) for part in field.metadata) else []
+    words = [*lows, *highs, *sizes]
+    return ", " + " ".join(words) if words else ""
+
+
+def _most(field: FieldInfo) -> int:
+    return next(part.max_length for part in field.metadata if isinstance(part, MaxLen))
+
+
+def _default(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "refused"
+    value = getattr(_DEFAULTS[model], name) if model in _DEFAULTS else field.default
+    return "none" if value in (None, "", []) else f"{value}"
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        print(reference())
+        return 0
+    path = Path(arguments[0])
+    try:
+        path.write_text(insert(path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+    except (OSError, ValueError) as fault:
+        print(f"{path}: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,243 @@
+"""From folders to characters: what loads, what is told, and that one broken pack is nobody else's trouble."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from pathlib import Path
+
+import msgpack
+import pytest
+from personae.errors import AskedWrong
+from personae.packs.character import PackProblem
+from personae.packs.loader import examine_pack, load_cast, load_character
+from personae.packs.lora import adapter_key
+
+from tests.packs.conftest import WritePack
+from tests.packs.gguf_writer import gguf, lora_pairs
+
+SMALL = 'name = "Marta"\npersona = "You are Marta."\n'
+VOICED = SMALL + '[adapter]\nfile = "voice.gguf"\nscale = 0.5\n'
+
+
+def problems_of(folder: Path) -> list[PackProblem]:
+    return list(examine_pack(folder)[1])
+
+
+def only_error(folder: Path) -> PackProblem:
+    character, problems = examine_pack(folder)
+    assert character is None
+    (problem,) = [found for found in problems if found.is_error]
+    return problem
+
+
+def test_whole_pack_becomes_a_character(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    text = """
+        name = "Marta"
+        persona = "You are Marta."
+        style = "Warm."
+        greeting = "Come in!"
+        stop = ["Player:"]
+        author = "me"
+        licence = "MIT"
+        tags = ["inn"]
+        mood = "good"
+        [[examples]]
+        player = "A room?"
+        reply = "Always."
+        [adapter]
+        file = "voice.gguf"
+        scale = 0.5
+        [sampling]
+        temperature = 1
+        top_k = 20
+        [limits]
+        max_tokens = 40
+    """
+    folder = write_pack(text, voice=adapter_bytes)
+    marta = load_character(folder)
+    assert (marta.id, marta.name, marta.persona, marta.style, marta.greeting) == (
+        "innkeeper",
+        "Marta",
+        "You are Marta.",
+        "Warm.",
+        "Come in!",
+    )
+    assert [(example.player, example.reply) for example in marta.examples] == [("A room?", "Always.")]
+    assert marta.adapter is not None
+    assert (marta.adapter.path, marta.adapter.scale) == (folder / "voice.gguf", 0.5)
+    assert marta.adapter.key == adapter_key(folder / "voice.gguf")
+    assert (marta.sampling, marta.limits, marta.stop) == ({"temperature": 1.0, "top_k": 20}, {"max_tokens": 40}, ("Player:",))
+    assert (marta.author, marta.licence, marta.tags, marta.extra) == ("me", "MIT", ("inn",), {"mood": "good"})
+    assert marta.folder == folder
+
+
+def test_character_without_a_name_is_called_after_its_folder(write_pack: WritePack) -> None:
+    folder = write_pack('persona = "You are."')
+    assert load_character(folder).name == "innkeeper"
+    assert [problem.field for problem in problems_of(folder)] == ["name"]
+
+
+def test_unknown_key_in_a_table_does_not_reach_the_sampling(write_pack: WritePack) -> None:
+    assert load_character(write_pack(SMALL + "[sampling]\ntop_k = 5\nmirostat = 2")).sampling == {"top_k": 5}
+
+
+def test_broken_pack_is_refused_with_all_its_problems(write_pack: WritePack) -> None:
+    folder = write_pack('nmae = "Marta"\n[adapter]\nfile = "gone.gguf"\n[sampling]\ntop_p = 2')
+    with pytest.raises(AskedWrong) as caught:
+        load_character(folder)
+    fault = caught.value
+    assert fault.code == "pack_invalid"
+    assert "'innkeeper'" in fault.message
+    assert {problem["field"] for problem in fault.details["problems"]} == {"persona", "sampling.top_p", "nmae", "name", "adapter.file"}
+    assert {"pack", "file", "field", "problem", "remedy", "severity"} == fault.details["problems"][0].keys()
+    msgpack.packb(fault.details)
+
+
+@pytest.mark.parametrize(
+    "name", ["../voice.gguf", "a/../../voice.gguf", "/etc/passwd", "C:/voice.gguf", "\\\\host\\voice.gguf", "a\\b.gguf"]
+)
+def test_adapter_path_may_not_leave_the_pack(name: str, write_pack: WritePack, adapter_bytes: bytes) -> None:
+    folder = write_pack(f"{SMALL}[adapter]\nfile = '{name}'")
+    (folder.parent / "voice.gguf").write_bytes(adapter_bytes)
+    problem = only_error(folder)
+    assert problem.field == "adapter.file"
+    assert problem.file == "character.toml"
+
+
+def test_links_may_not_lead_out_of_the_pack(write_pack: WritePack, adapter_bytes: bytes, tmp_path: Path) -> None:
+    (tmp_path / "outside.gguf").write_bytes(adapter_bytes)
+    folder = write_pack(VOICED)
+    (folder / "voice.gguf").symlink_to(tmp_path / "outside.gguf")
+    assert "link" in only_error(folder).problem
+    (tmp_path / "outside.toml").write_text(SMALL)
+    (folder / "character.toml").unlink()
+    (folder / "character.toml").symlink_to(tmp_path / "outside.toml")
+    assert "link" in only_error(folder).problem
+
+
+def test_link_within_the_pack_is_followed(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    folder = write_pack(VOICED, best=adapter_bytes)
+    (folder / "voice.gguf").symlink_to("best.gguf")
+    assert load_character(folder).adapter is not None
+
+
+def test_link_to_itself_is_a_problem_and_no_hang(write_pack: WritePack) -> None:
+    folder = write_pack(VOICED)
+    (folder / "voice.gguf").symlink_to("voice.gguf")
+    assert only_error(folder).field == "adapter.file"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"PK", "too early"), (b"<html></html>", "another kind"), (gguf([]), "no LoRA adapter"), (gguf(lora_pairs()), "no tensors")],
+)
+def test_adapter_that_is_none_is_told_with_its_file(content: bytes, said: str, write_pack: WritePack) -> None:
+    problem = only_error(write_pack(VOICED, voice=content))
+    assert (problem.file, problem.field) == ("voice.gguf", "adapter.file")
+    assert said in problem.problem
+    assert problem.remedy
+
+
+def test_adapter_nobody_names_is_warned_of(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    folder = write_pack(SMALL, voice=adapter_bytes)
+    assert load_character(folder).adapter is None
+    assert [(problem.file, problem.is_error) for problem in problems_of(folder)] == [("voice.gguf", False)]
+
+
+def test_adapter_key_follows_the_content_of_the_file(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    folder = write_pack(VOICED, voice=adapter_bytes)
+    first = load_character(folder)
+    assert load_character(folder) == first
+    changed = bytearray(adapter_bytes)
+    changed[-1] ^= 1
+    (folder / "new.gguf").write_bytes(changed)
+    os.replace(folder / "new.gguf", folder / "voice.gguf")
+    second = load_character(folder)
+    assert second.adapter is not None
+    assert second.adapter.key == adapter_key(folder / "voice.gguf")
+    assert second.content_hash != first.content_hash
+
+
+def test_content_hash_knows_no_folder(write_pack: WritePack) -> None:
+    one, same, other = (write_pack(text, name=name) for text, name in ((SMALL, "a"), (SMALL, "b"), (SMALL + "\n", "c")))
+    assert load_character(one).content_hash == load_character(same).content_hash != load_character(other).content_hash
+
+
+def test_folder_without_manifest_and_no_folder_at_all_are_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(AskedWrong, match=r"character\.toml") as caught:
+            load_character(folder)
+        assert caught.value.code == "pack_invalid"
+
+
+def test_manifest_that_is_no_plain_file_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "character.toml").mkdir()
+    assert only_error(tmp_path).file == "character.toml"
+    (tmp_path / "character.toml").rmdir()
+    os.mkfifo(tmp_path / "character.toml")
+    assert only_error(tmp_path).file == "character.toml"
+
+
+def test_manifest_too_large_is_refused_unread(write_pack: WritePack) -> None:
+    assert "more than" in only_error(write_pack("#" * 2_000_000)).problem
+
+
+def test_spaces_and_other_scripts_in_names_load(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    folder = write_pack(SMALL + '[adapter]\nfile = "Stimmen der Küche/die Stimme ñ.gguf"', name="宿屋 Wirtin")
+    (folder / "Stimmen der Küche").mkdir()
+    (folder / "Stimmen der Küche" / "die Stimme ñ.gguf").write_bytes(adapter_bytes)
+    assert load_character(folder).id == "宿屋 Wirtin"
+
+
+# --- the cast -----------------------------------------------------------------------------------------------------
+
+
+def test_broken_pack_leaves_the_others_alone(write_pack: WritePack) -> None:
+    write_pack(SMALL, name="smith")
+    write_pack("persona = ", name="broken")
+    cast = load_cast(write_pack(SMALL, name="baker").parent)
+    assert list(cast.characters) == ["baker", "smith"]
+    assert [(problem.pack, problem.is_error) for problem in cast.problems] == [("broken", True)]
+
+
+def test_folder_without_manifest_is_warned_of_unless_hidden(write_pack: WritePack) -> None:
+    root = write_pack(SMALL).parent
+    for name in ("empty", ".git", "_notes"):
+        (root / name).mkdir()
+    (root / "README.md").write_text("hello")
+    cast = load_cast(root)
+    assert list(cast.characters) == ["innkeeper"]
+    assert [(problem.pack, problem.is_error) for problem in cast.problems] == [("empty", False)]
+
+
+def test_warnings_of_good_packs_are_in_the_cast(write_pack: WritePack) -> None:
+    cast = load_cast(write_pack(SMALL + 'stile = "x"').parent)
+    assert list(cast.characters) == ["innkeeper"]
+    assert [problem.field for problem in cast.problems] == ["stile"]
+
+
+def test_missing_cast_folder_is_a_problem_and_no_exception(tmp_path: Path) -> None:
+    cast = load_cast(tmp_path / "nowhere")
+    assert cast.characters == {}
+    assert cast.problems[0].is_error
+
+
+def test_two_spellings_of_one_name_do_not_shadow_each_other(write_pack: WritePack) -> None:
+    composed = unicodedata.normalize("NFC", "café")
+    write_pack(SMALL, name=composed)
+    cast = load_cast(write_pack(SMALL, name=unicodedata.normalize("NFD", "café")).parent)
+    assert list(cast.characters) == [composed]
+    assert "same name" in cast.problems[0].problem
+
+
+def test_folder_name_that_cannot_be_typed_is_refused_in_plain_text(write_pack: WritePack) -> None:
+    root = write_pack(SMALL).parent
+    for raw in (b"caf\xe9", b"line\nbreak", b"x" * 65):
+        folder = Path(os.fsdecode(os.fsencode(root) + b"/" + raw))
+        folder.mkdir()
+        (folder / "character.toml").write_text(SMALL)
+    cast = load_cast(root)
+    assert list(cast.characters) == ["innkeeper"]
+    assert len(cast.problems) == 3
+    msgpack.packb([problem.to_wire() for problem in cast.problems])
