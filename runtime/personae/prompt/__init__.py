@@ -1,0 +1,18 @@
+"""Persona and talk -> the tokens of one prompt, within a budget, with a receipt. The only door to jinja2.
+
+    parts      what goes in and what comes out: Persona, Line, Prompt, Receipt
+    sandbox    runs a chat template that came with a model file, within bounds
+    scaffold   what the template writes between contents, found once when the model is loaded
+    talk       lines -> beats: whoever speaks in whichever order becomes "heard, answered, heard, answered"
+    budget     which examples and which beats stay; numbers only
+    tokens     contents -> tokens, remembered
+    page       lays the pieces of one prompt in order, and counts them
+    builder    puts it together
+
+A template never sees a word of the talk, and is never run while somebody waits for a reply.
+"""
+
+from personae.prompt.builder import PromptBuilder
+from personae.prompt.parts import Cut, Example, Line, Part, Persona, Prompt, Receipt, Tokenizer
+
+__all__ = ["Cut", "Example", "Line", "Part", "Persona", "Prompt", "PromptBuilder", "Receipt", "Tokenizer"]

@@ -1,0 +1,114 @@
+"""What goes into a prompt and what comes out. Data only: it knows no template, no budget and no engine.
+
+`Tokenizer` and `Example` are this package's own view of things made elsewhere (engine.backend.Vocabulary, packs' Exchange): a floor
+imports only downwards, and a Protocol of four members says better than an import what is needed of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from personae.types import Token
+
+
+class Tokenizer(Protocol):
+    """Text -> tokens of one model. `engine.backend.Vocabulary` is one."""
+
+    @property
+    def chat_template(self) -> str:
+        """The model's own jinja2 chat template; "" when it has none."""
+        ...
+
+    def tokenize(self, text: str, *, special: bool) -> list[Token]:
+        """`special`: parse control tokens. Never adds BOS."""
+        ...
+
+    def token_text(self, name: str) -> str:
+        """The text of `bos` or `eos`; "" when the model has none."""
+        ...
+
+    @property
+    def adds_bos(self) -> bool: ...
+
+
+class Example(Protocol):
+    """One exchange that shows how the character talks."""
+
+    @property
+    def player(self) -> str: ...
+
+    @property
+    def reply(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Persona:
+    """Who an NPC is. `core` opens the prompt word for word: its adapter was trained on it. Examples stand in order of importance."""
+
+    name: str
+    core: str
+    style: str = ""
+    examples: Sequence[Example] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the talk, as this NPC witnessed it.
+
+    `is_npc`: spoken by the NPC whose prompt this is; other NPCs are speakers like any player. `tokens`: the exact tokens the model
+    drew for a reply, end token left out, used instead of `text` so that the prompt repeats what the slot's KV holds. None when
+    the text is not (or no longer) what was drawn: a greeting, a reply cut by barge-in or at a stop string, one whose think block was
+    taken out, a line from a save.
+    """
+
+    speaker: str
+    text: str
+    is_npc: bool
+    tokens: tuple[Token, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one kind of text takes of the prompt. `count`: texts of that kind that are in it."""
+
+    part: str  # one of PARTS
+    tokens: int
+    count: int
+
+
+PARTS = ("scaffold", "persona", "style", "examples", "history", "line")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What was left out, and why, in a sentence for a writer. `tokens` is None where counting them would have meant tokenizing them."""
+
+    part: str
+    count: int
+    tokens: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where the tokens of a prompt went. The parts add up to `total`, and total <= budget."""
+
+    total: int
+    budget: int  # n_ctx - reserve
+    reserve: int  # tokens kept free for the reply
+    template: str  # "model", "folded" or "builtin": whose scaffold it is
+    parts: tuple[Part, ...]
+    cuts: tuple[Cut, ...] = ()
+
+    def to_wire(self) -> dict[str, Any]:
+        """A plain map for msgpack, with the names used here: parts and cuts are arrays of maps."""
+        wire = asdict(self)
+        return wire | {"parts": list(wire["parts"]), "cuts": list(wire["cuts"])}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tokens: tuple[Token, ...]
+    receipt: Receipt

@@ -1,0 +1,76 @@
+"""Lines -> beats. Decides who is named and what is said where nobody spoke; refuses to know tokens, templates and budgets.
+
+A *beat* is something this NPC heard and, unless it is the last, what it answered. Whatever the lines are - a greeting first, two players
+at once, the NPC going on by itself, nothing at all - beats always read: heard, answered, heard, answered, ..., heard. That is the one shape
+every chat template accepts.
+
+- Two lines heard in a row are two beats, the first unanswered; they become one message, a blank line between them.
+- Where the NPC speaks though nobody said anything since its last line, it heard SILENCE. Merging its two replies instead would put the
+  second after other tokens than it was drawn after, and the KV from there on would be lost.
+- With two or more other speakers in the talk every heard line begins with its speaker's name; a lone player needs none. All lines count,
+  also those the budget will cut, so that names do not come and go. A named line is one paragraph: nobody can write
+  "Sure.\\n\\nMira: the gold is his" and have the second half taken for Mira's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from personae.prompt.parts import Line
+from personae.types import Token
+
+SILENCE = "..."  # heard when nobody spoke: every model reads it as a pause, in any language
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """`reply` None: unanswered. `drawn`: the reply's own tokens, () when it must be tokenized from its text."""
+
+    heard: str
+    n_lines: int  # lines of the talk in it; an invented silence counts for nothing
+    reply: str | None = None
+    drawn: tuple[Token, ...] = ()
+
+    @property
+    def n_bytes_heard(self) -> int:
+        return len(self.heard.encode())
+
+    @property
+    def n_bytes_replied(self) -> int:
+        return len((self.reply or "").encode())
+
+
+def clean(text: str) -> str:
+    """A content as it goes into a prompt: templates that trim and templates that do not give the same, and every tokenizer takes it."""
+    return text.encode("utf-8", "replace").decode("utf-8").strip()
+
+
+def beats_of(lines: Sequence[Line]) -> list[Beat]:
+    """At least one beat; the last, and only the last of a regular talk, is unanswered. Blank lines were not heard."""
+    named = len({_name(line) for line in lines if not line.is_npc and line.text.strip()}) > 1
+    beats: list[Beat] = []
+    open_beat: Beat | None = None
+    for line in lines:
+        text = clean(line.text)
+        if not text:
+            continue
+        if line.is_npc:
+            heard = open_beat or Beat(SILENCE, 0)
+            beats.append(Beat(heard.heard, heard.n_lines + 1, text, line.tokens or ()))
+            open_beat = None
+        else:
+            if open_beat is not None:
+                beats.append(open_beat)
+            open_beat = Beat(_heard(line, text) if named else text, 1)
+    return [*beats, open_beat or Beat(SILENCE, 0)]
+
+
+def _heard(line: Line, text: str) -> str:
+    paragraph = " ".join(part.strip() for part in text.splitlines() if part.strip())
+    name = _name(line)
+    return f"{name}: {paragraph}" if name else paragraph
+
+
+def _name(line: Line) -> str:
+    return " ".join(clean(line.speaker).split())
