@@ -1,10 +1,13 @@
-"""What has happened, in the past tense: the only way anything reaches the scheduler. Time arrives here, in milliseconds of one steady clock."""
+"""What has happened, in the past tense: the only way anything reaches the scheduler.
+
+Time arrives here too, in milliseconds of one steady clock.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from personae.engine.batch import AdapterLoaded, AdapterRefused, StepDone
+from personae.engine.batch import AdapterLoaded, AdapterRefused, StepDone, TurnFaulted
 from personae.types import AdapterKey, AdapterUse, Limits, NpcId, Priority, ReplyRules, SamplingParams, Token, TurnId
 
 
@@ -53,6 +56,14 @@ class StepReported:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultReported:
+    """A turn that the engine gave up outside a step (its grammar did not compile at BeginTurn). Faults of a step arrive in its StepDone."""
+
+    at_ms: float
+    fault: TurnFaulted
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterReported:
     at_ms: float
     result: AdapterLoaded | AdapterRefused
@@ -86,6 +97,7 @@ Event = (
     | NpcGone
     | AdapterRetired
     | StepReported
+    | FaultReported
     | AdapterReported
     | EngineStarted
     | EngineGone

@@ -1,0 +1,115 @@
+"""Which slot a turn gets, and what of its KV stays. Knows tokens and adapters; refuses to know priorities, time and orders.
+
+An NPC keeps its slot between turns (it is *parked*), so that a new line costs only its own tokens. The choice: the NPC's own slot,
+else an empty one, else that of the NPC that has been silent longest. What is kept is the common prefix of the slot's tokens and the
+new prompt if the same adapter at the same scale made that KV, and nothing otherwise: KV computed under one adapter is wrong under
+another, and nobody would notice (llama.cpp #26207). Whose words they were does not matter: equal tokens give equal KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from personae.scheduler.sequence import Place, Sequence, common_prefix
+from personae.types import NpcId, Slot
+
+
+class SlotTable:
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._of_npc: dict[NpcId, Place] = {}
+        self._uses = 0
+        self.evictions = 0
+
+    def reset(self, n_slots: int) -> None:
+        """A new engine, its slots all empty; or none."""
+        self._places = [Place(Slot(slot)) for slot in range(n_slots)]
+        self._of_npc.clear()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Place]:
+        """In order of slots."""
+        return iter(self._places)
+
+    def busy(self) -> list[Sequence]:
+        """The turns at work, in order of slots: the order of rows in a decode. Among them those that ended while a step was under way."""
+        return [place.turn for place in self._places if place.turn is not None]
+
+    def of(self, npc: NpcId) -> Place | None:
+        return self._of_npc.get(npc)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a slot is empty or parked. Between steps that goes for every NPC that waits: its own slot, if any, is parked."""
+        return any(place.turn is None for place in self._places)
+
+    def take(self, turn: Sequence, now_ms: float) -> int:
+        """Seat a turn while there is room; returns how many tokens of the slot's KV it keeps. At least one prompt token is always
+        left to prefill, because the logits of the last one are needed."""
+        place = self._choose(turn.npc)
+        if place.npc is not None and place.npc != turn.npc:
+            self.evictions += 1
+            del self._of_npc[place.npc]
+        keep = 0
+        if place.adapter == turn.adapter:
+            keep = min(common_prefix(place.known, turn.asked.prompt), len(turn.asked.prompt) - 1)
+        del place.known[keep:]
+        place.npc, place.adapter, place.turn = turn.npc, turn.adapter, turn
+        self._of_npc[turn.npc] = place
+        self._touch(place)
+        turn.begin(place, keep, now_ms)
+        return keep
+
+    def park(self, turn: Sequence) -> None:
+        """The turn has left its slot; the KV stays with its NPC, if that is still there."""
+        place = turn.place
+        assert place is not None, f"turn {turn.turn} holds no slot"
+        assert place.turn is turn, f"turn {turn.turn} is not in slot {place.slot}"
+        place.turn = None
+        self._touch(place)
+        if place.npc is None:
+            place.forget()
+
+    def disown(self, npc: NpcId) -> Place | None:
+        """The NPC is gone; returns the slot whose KV is to be cleared. A turn under way there still has to be parked."""
+        place = self._of_npc.pop(npc, None)
+        if place is not None:
+            place.npc = None
+            if place.turn is None:
+                place.forget()
+        return place
+
+    def validate(self, n_ctx: int) -> None:
+        owners = [place.npc for place in self._places if place.npc is not None]
+        assert len(owners) == len(set(owners)), f"an NPC holds two slots: {owners}"
+        assert self._of_npc == {place.npc: place for place in self._places if place.npc is not None}, "slots and their index disagree"
+        for place in self._places:
+            assert len(place.known) <= n_ctx, f"slot {place.slot} knows {len(place.known)} tokens of {n_ctx}"
+            if place.turn is None:
+                assert place.npc is not None or not place.known, f"slot {place.slot} is empty and knows tokens"
+            else:
+                _validate_seat(place, place.turn)
+
+    def _choose(self, npc: NpcId) -> Place:
+        own = self._of_npc.get(npc)
+        if own is not None:
+            assert own.turn is None, f"{npc} speaks already"
+            return own
+        free = (place for place in self._places if place.turn is None)
+        return min(free, key=lambda place: (place.npc is not None, place.used))
+
+    def _touch(self, place: Place) -> None:
+        self._uses += 1
+        place.used = self._uses
+
+
+def _validate_seat(place: Place, turn: Sequence) -> None:
+    assert turn.place is place, f"turn {turn.turn} sits in slot {place.slot} and does not know"
+    assert place.npc == turn.npc or (place.npc is None and turn.ended), f"slot {place.slot} is {place.npc}'s, its turn {turn.npc}'s"
+    assert place.adapter == turn.adapter, f"slot {place.slot} holds KV of another adapter than its turn"
+    fed = len(turn.drawn) - (turn.pending is not None)
+    held = turn.asked.prompt[: turn.computed] + tuple(turn.drawn[:fed])
+    assert tuple(place.known) == held, f"slot {place.slot} knows other tokens than turn {turn.turn} computed"
+    assert turn.ended or turn.pending is None or turn.prompt_left == 0, f"turn {turn.turn} speaks before its prompt is computed"

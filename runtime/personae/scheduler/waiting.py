@@ -1,0 +1,88 @@
+"""Who goes first among the turns that wait for a slot. Decides order and who yields; knows no slots, adapters or engine.
+
+Order: priority class, then arrival. A waiting turn rises one class for each `ageing_ms`. A turn that has risen to the players' class
+still lets players pass, but never more than `players_in_a_row` of them while it waits. So nobody starves, and what a player waits
+does not grow with the number of others: at most one risen turn goes ahead of each few players.
+
+The line is bounded. When it is full the newest turn of the lowest class yields to one of a higher class; else the newcomer is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from personae.scheduler.sequence import Sequence
+from personae.scheduler.settings import SchedulerConfig
+from personae.types import AdapterKey, TurnId
+
+
+class WaitingLine:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._turns: dict[TurnId, Sequence] = {}
+        self._passed = 0  # players that went ahead of risen turns since one of those began
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In order of arrival."""
+        return iter(self._turns.values())
+
+    def __contains__(self, turn: TurnId) -> bool:
+        return turn in self._turns
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._turns) >= self._config.max_waiting
+
+    def join(self, turn: Sequence) -> None:
+        assert turn.place is None, f"turn {turn.turn} holds a slot"
+        self._turns[turn.turn] = turn
+
+    def leave(self, turn: Sequence) -> None:
+        del self._turns[turn.turn]
+
+    def who_yields(self, newcomer: Sequence) -> Sequence:
+        """The turn that a full line does without: the newest of the lowest class, perhaps the newcomer itself."""
+        return max((*self._turns.values(), newcomer), key=lambda turn: (turn.native_class, turn.number))
+
+    def in_order(self, now_ms: float) -> list[Sequence]:
+        """First to go first."""
+        by_class: tuple[list[Sequence], ...] = ([], [], [], [])  # players, risen, scene, ambient
+        for turn in self._turns.values():
+            by_class[self._rank(turn, now_ms)].append(turn)
+        players, risen, scene, ambient = by_class
+        return [*self._interleave(players, risen), *scene, *ambient]
+
+    def note_begun(self, turn: Sequence, now_ms: float) -> None:
+        """Call it when the turn has left the line for a slot."""
+        if turn.native_class > 0:
+            if self._rank(turn, now_ms) == 1:
+                self._passed = 0
+        elif any(self._rank(other, now_ms) == 1 for other in self._turns.values()):
+            self._passed += 1
+
+    def wanted(self) -> set[AdapterKey]:
+        return {turn.key for turn in self._turns.values() if turn.key is not None}
+
+    def validate(self) -> None:
+        assert len(self._turns) <= self._config.max_waiting, f"{len(self._turns)} turns wait"
+        for turn in self._turns.values():
+            assert turn.place is None, f"turn {turn.turn} waits and holds slot {turn.place and turn.place.slot}"
+            assert not turn.ended, f"turn {turn.turn} has ended and waits"
+
+    def _rank(self, turn: Sequence, now_ms: float) -> int:
+        """0 player, 1 risen to that class, 2 scene or risen to it, 3 ambient."""
+        if turn.native_class == 0:
+            return 0
+        return 1 + turn.class_at(now_ms, self._config.ageing_ms)
+
+    def _interleave(self, players: list[Sequence], risen: list[Sequence]) -> Iterator[Sequence]:
+        passed, next_player = self._passed, 0
+        for turn in risen:
+            n_first = max(0, self._config.players_in_a_row - passed)
+            yield from players[next_player : next_player + n_first]
+            yield turn
+            next_player, passed = next_player + n_first, 0
+        yield from players[next_player:]

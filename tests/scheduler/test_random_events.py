@@ -1,0 +1,129 @@
+"""Thousands of tangled lives: whatever happens in whatever order, the books stay right and every turn ends once."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from personae.scheduler.actions import EndTurn
+from personae.scheduler.events import AdapterRetired, NpcGone
+from personae.types import AdapterKey, AdapterUse, FinishReason, NpcId, Priority, TurnId
+from tests.scheduler.stage import Stage
+
+SEEDS, BATCHES, EVENTS = 1500, 15, 60
+
+
+class Tangle:
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.stage = Stage(
+            n_slots=self.random.randint(1, 4),
+            end_every=self.random.choice((0, 5, 11)),
+            n_ctx=self.random.choice((24, 40, 400)),
+            is_up=self.random.random() < 0.8,
+            step_ms=self.random.choice((10.0, 30.0, 100.0)),
+            min_chunk=self.random.choice((1, 4)),
+            prefill_chunk=self.random.choice((4, 8, 64)),
+            max_adapters=self.random.choice((1, 2, 3, 8)),
+            max_waiting=self.random.choice((2, 5, 100)),
+            ageing_ms=200.0,
+        )
+        self.histories: dict[str, tuple[int, ...]] = {}
+        self.shared = tuple(self.random.choices(range(1, 50), k=8))  # a beginning that several NPCs have in common
+        self.keys = [AdapterKey(f"key{n}") for n in range(4)]
+
+    def live(self) -> None:
+        for _ in range(EVENTS):
+            self.stage.now_ms += self.random.choice((0.0, 1.0, 10.0, 150.0))
+            self.random.choice(self.can_happen())()
+            if self.stage.is_up:
+                self.stage.check_books()
+
+    def can_happen(self) -> list[object]:
+        stage, engine = self.stage, self.stage.engine
+        happenings = [self.ask] * 5 + [self.cancel, self.npc_goes, self.retire, self.turn_bad, stage.tick]
+        happenings += [stage.load] * 3 if engine.loading else []
+        if engine.faults:  # told before the step that came after it
+            happenings += [stage.fault] * 9
+        elif engine.steps:
+            happenings += [stage.step] * 12
+        if not stage.is_up:
+            happenings += [stage.start] * 4
+        elif self.random.random() < 0.1:
+            happenings += [stage.lose]
+        return happenings
+
+    def ask(self) -> None:
+        npc = f"npc{self.random.randrange(7)}"
+        heard = tuple(self.random.choices(range(1, 50), k=self.random.randint(1, 6)))
+        prompt = self.histories.get(npc, self.shared) + heard
+        if self.random.random() < 0.1:
+            prompt = prompt[: self.random.randint(0, len(prompt))]  # an edit, or none of it left
+        adapter = self.random.choice((None, *(AdapterUse(key, self.random.choice((1.0, 1.0, 0.5))) for key in self.keys)))
+        turn = self.stage.ask(
+            npc,
+            prompt,
+            adapter,
+            priority=self.random.choice(list(Priority)),
+            max_tokens=self.random.randint(1, 8),
+            max_seconds=self.random.choice((0.05, 1.0, 60.0)),
+        )
+        self.stage.engine.bad_begins |= {turn} if self.random.random() < 0.03 else set()
+        self.histories[npc] = prompt[-30:] if len(prompt) > 34 else prompt
+
+    def cancel(self) -> None:
+        self.stage.cancel(TurnId(self.random.randint(0, len(self.stage.asked) + 1)))
+
+    def npc_goes(self) -> None:
+        self.stage.tell(NpcGone(self.stage.now_ms, NpcId(f"npc{self.random.randrange(7)}")))
+
+    def retire(self) -> None:
+        self.stage.tell(AdapterRetired(self.stage.now_ms, self.random.choice(self.keys)))
+
+    def turn_bad(self) -> None:
+        engine = self.stage.engine
+        engine.bad_keys ^= {self.random.choice(self.keys)}
+        engine.bad_draws = set(engine.voices) if self.random.random() < 0.3 else set()
+
+    def end(self) -> None:
+        if not self.stage.is_up:
+            self.stage.start()
+        self.stage.settle()
+        self.stage.check_books()
+        assert self.stage.ended.keys() == self.stage.asked.keys(), "a turn was left without an end"
+        assert self.stage.scheduler.next_deadline_ms() is None
+        for turn, ended in self.stage.ended.items():
+            assert self.stage.code(turn) != "engine_failed", f"turn {turn} was left out of no report"
+            if isinstance(ended, EndTurn):
+                self.check_reply(turn, ended)
+
+    def check_reply(self, turn: TurnId, ended: EndTurn) -> None:
+        reply, finish = self.stage.expected(turn)
+        if ended.finish in (FinishReason.CANCELLED, FinishReason.TIME):
+            assert ended.reply == reply[: len(ended.reply)], f"turn {turn} said what a fresh NPC would not"
+        else:
+            assert (ended.reply, ended.finish) == (reply, finish), f"turn {turn} said what a fresh NPC would not"
+        assert ended.usage.prompt == ended.usage.reused + ended.usage.prefilled
+        assert ended.usage.reply == len(ended.reply)
+        assert (ended.ttft_ms >= 0) == (turn in self.stage.spoken)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_any_tangle_of_events_leaves_the_books_right_and_ends_every_turn_once(batch: int) -> None:
+    for seed in range(batch, SEEDS, BATCHES):
+        tangle = Tangle(seed)
+        try:
+            tangle.live()
+            tangle.end()
+        except AssertionError as wrong:
+            pytest.fail(f"seed {seed}: {wrong}\n{tangle.stage.scheduler.story()}")
+
+
+def test_the_same_events_give_the_same_actions() -> None:
+    def story(seed: int) -> str:
+        tangle = Tangle(seed)
+        tangle.live()
+        return tangle.stage.scheduler.story()
+
+    assert story(7) == story(7)
