@@ -115,7 +115,10 @@ class Backend(Protocol):
         ...
 
     def sample(self, slot: Slot, sampler: Sampler) -> Token:
-        """Draw from the logits of the slot's last decoded token, and let the sampler accept it. AskedWrong `grammar_error` when nothing can be drawn."""
+        """Draw from the logits of the slot's last decoded token, and let the sampler accept it.
+
+        AskedWrong `grammar_error` when nothing can be drawn.
+        """
         ...
 
     def n_tokens(self, slot: Slot) -> int: ...

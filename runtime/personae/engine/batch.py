@@ -57,7 +57,8 @@ class BeginTurn:
     sampling: SamplingParams
     rules: ReplyRules
     limits: Limits
-    history: tuple[Token, ...] = ()  # the tokens kept, so that penalties and DRY see the whole prompt
+    # the tokens kept: penalties and DRY see the whole prompt, and what the memory could not keep after all is prefilled again
+    history: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,15 @@ class EngineWarm:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine could not start, or found its own state broken; its process ends after this. Only an engine process sends it."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterLoaded:
     key: AdapterKey
     bytes_resident: int
@@ -143,7 +153,10 @@ class RowDone:
 
 @dataclass(frozen=True, slots=True)
 class TurnFaulted:
-    """This turn cannot go on (bad grammar, sampler fault, slot full in mid-prefill); the others were not disturbed."""
+    """This turn cannot go on (bad grammar, sampler fault, slot full in mid-prefill); the others were not disturbed.
+
+    What was reported to be in its slot is still there; what may be there besides is cut by the next BeginTurn.
+    """
 
     turn: TurnId
     code: str
@@ -164,7 +177,7 @@ class StepDone:
     n_adapters: int = 0  # different adapters among the rows, "none" counted as one when present
 
 
-Result = EngineReady | EngineWarm | AdapterLoaded | AdapterRefused | StepDone | TurnFaulted
+Result = EngineReady | EngineWarm | EngineFailed | AdapterLoaded | AdapterRefused | StepDone | TurnFaulted
 
 
 @dataclass(slots=True)

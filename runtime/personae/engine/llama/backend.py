@@ -1,0 +1,255 @@
+"""The real backend: slots, adapters and samplers of one model on llama.cpp. Decides the mode; leaves each decision to its file.
+
+A slot's rows go through `streams` (where is it), `mixing` (under which adapter) and `context` (the decode). What a slot holds is known
+here by its length alone; which tokens those are is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from personae.engine import _mixer
+from personae.engine.backend import DecodeReport, PreparedAdapter, Sampler
+from personae.engine.llama import abi, api
+from personae.engine.llama.context import Context, Row
+from personae.engine.llama.mixing import Grouped, Mixed, Mixing, Prepared, load_template
+from personae.engine.llama.model import Model, file_hash
+from personae.engine.llama.sampling import Candidates, LlamaSampler
+from personae.engine.llama.selfcheck import SelfCheck, SelfCheckFailed, self_check
+from personae.engine.llama.streams import Streams
+from personae.engine.llama.vocab import LlamaVocabulary
+from personae.engine.mixer import Sites
+from personae.engine.settings import EngineSettings
+from personae.errors import AskedWrong, OurBug, WorldFailed
+from personae.packs.lora import read_lora
+from personae.types import AdapterKey, AdapterUse, MixMode, ModelCard, SamplingParams, Slot, Token
+
+
+class LlamaBackend:
+    """Satisfies engine.backend.Backend. One thread, but for `prepare_adapter`."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """WorldFailed `model_missing`, `model_unreadable` or `engine_failed`."""
+        self._settings = settings
+        self._model = Model(settings.model, n_gpu_layers=settings.n_gpu_layers)
+        self._vocabulary = LlamaVocabulary(self._model)
+        self._sites = _sites(self._model)
+        self._template = load_template(self._model, self._sites)
+        self._reason, codes, self._check = _choose_mode(self._model, self._template, self._sites, settings)
+        self._mixer = _mixer.Mixer(self._sites.as_list(), codes.as_tuple(), settings.threads) if codes else None
+        self._context = Context(
+            self._model,
+            n_streams=settings.n_slots,
+            n_ctx=settings.n_ctx,
+            n_batch=settings.prefill_chunk,
+            threads=settings.threads,
+            flash=bool(settings.flash_attention),
+            mixer=self._mixer,
+        )
+        self._mixing: Mixing = Mixed(self._context, self._template, self._sites) if self._mixer else Grouped(self._model, self._context)
+        self._base = self._model.base.with_sites(self._check.sites if self._check else self._sites.shapes)
+        self._installed: set[AdapterKey] = set()
+        self._streams = Streams(settings.n_slots)
+        self._lengths = [0] * settings.n_slots
+        self._uses: list[AdapterUse | None] = [None] * settings.n_slots
+        self._logits: dict[Slot, npt.NDArray[np.float32]] = {}
+        self._candidates = Candidates(self._model.n_vocab)
+        self._n_swaps = 0
+        self._card = self._describe()
+
+    # --- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    @property
+    def vocabulary(self) -> LlamaVocabulary:
+        return self._vocabulary
+
+    def _describe(self) -> ModelCard:
+        details = {
+            "description": self._model.description,
+            "build": api.system_info(),
+            "llama_cpp_python": api.LIB_VERSION,
+            "extra_buffers": "on" if self._model.uses_extra_buffers else "off (this build has AMX code that crashes)",
+            "flash_attention": "on" if self._settings.flash_attention else "off",
+            "waiting": os.environ.get("OMP_WAIT_POLICY") or f"spin {os.environ.get('GOMP_SPINCOUNT', 'default')}",
+        }
+        if self._check:
+            details["kernels"] = _mixer.use_kernels(None)
+            details["self_check"] = f"error {self._check.error:.4f} of the adapters' effect, {self._check.error_all:.2f} over all layers"
+        return ModelCard(
+            name=self._model.path.name,
+            architecture=self._model.architecture,
+            content_hash=file_hash(self._model.path),
+            n_params=self._model.n_params,
+            n_vocab=self._model.n_vocab,
+            n_ctx=self._context.n_ctx,
+            n_slots=self._settings.n_slots,
+            mode=MixMode.MIXED if self._mixer else MixMode.GROUPED,
+            mode_reason=self._reason,
+            threads=self._settings.threads,
+            can_cut=self._can_cut(),
+            details=details,
+        )
+
+    def _can_cut(self) -> bool:
+        """Asked of the memory itself: whether the tail of a sequence can be forgotten alone."""
+        slot = Slot(0)
+        self._mixing.decode([Row(0, position, self._streams.of[slot], False) for position in range(3)], [None] * 3)
+        can = self._context.cut(self._streams.of[slot], 2)
+        self._context.cut(self._streams.of[slot], 0)
+        return can
+
+    def statistics(self) -> dict[str, object]:
+        return {"adapters": len(self._installed), "stream_swaps": self._n_swaps, "kv_tokens": sum(self._lengths)}
+
+    def warm_up(self) -> None:
+        """A prefill and a decode of every slot, so that graphs, pages and caches are there when somebody speaks."""
+        slots = [Slot(slot) for slot in range(self._settings.n_slots)]
+        token = Token(0)
+        for slot in slots:
+            self.prefill(slot, [token] * 2, wants_logits=False)
+        self.decode([(slot, token) for slot in slots])
+        for slot in slots:
+            self.cut(slot, 0)
+        self._logits.clear()
+
+    def close(self) -> None:
+        self._context.close()
+        self._model.close()
+
+    # --- adapters -------------------------------------------------------------------------------------------------
+
+    def prepare_adapter(self, key: AdapterKey, path: str) -> PreparedAdapter:
+        lora = read_lora(Path(path), self._base)
+        if lora.key != key:
+            raise AskedWrong("adapter_unreadable", f"Adapter '{lora.path.name}' changed on disk since its pack was read.", "Ask again.")
+        return self._mixing.prepare(lora)
+
+    def install_adapter(self, key: AdapterKey, prepared: PreparedAdapter) -> None:
+        if not isinstance(prepared, Prepared):
+            raise OurBug("internal", "An adapter was prepared by another backend.")
+        most = self._settings.max_adapters
+        if key not in self._installed and len(self._installed) >= most:
+            raise AskedWrong("adapter_limit", f"No more than {most} adapters fit at once.", "Raise --max-adapters.")
+        self._mixing.install(key, prepared)
+        self._installed.add(key)
+
+    def free_adapter(self, key: AdapterKey) -> None:
+        self._mixing.free(key)
+        self._installed.discard(key)
+
+    def bind(self, slot: Slot, adapter: AdapterUse | None) -> None:
+        if adapter and adapter.key not in self._installed:
+            raise OurBug("internal", f"Slot {slot} was bound to adapter {adapter.key[:12]}, which is not installed.")
+        self._uses[slot] = adapter
+
+    # --- tokens ---------------------------------------------------------------------------------------------------
+
+    def prefill(self, slot: Slot, tokens: Sequence[Token], *, wants_logits: bool) -> None:
+        at, n = self._lengths[slot], len(tokens)
+        if at + n > self._card.n_ctx:
+            raise AskedWrong("context_full", f"{n} tokens do not fit after the {at} of slot {slot}.", "Raise --ctx.")
+        stream, last = self._streams.of[slot], n - 1
+        rows = [Row(token, at + i, stream, wants_logits and i == last) for i, token in enumerate(tokens)]
+        _, logits = self._mixing.decode(rows, [self._uses[slot]] * n)
+        self._lengths[slot] = at + n
+        self._logits = {slot: logits[last]} if logits[last] is not None else {}  # type: ignore[dict-item]
+
+    def decode(self, rows: Sequence[tuple[Slot, Token]]) -> DecodeReport:
+        slots = [slot for slot, _ in rows]
+        self._gather(slots)
+        of = self._streams.of
+        ordered = sorted(rows, key=lambda row: of[row[0]])
+        report, logits = self._mixing.decode(
+            [Row(token, self._lengths[slot], of[slot], True) for slot, token in ordered], [self._uses[slot] for slot, _ in ordered]
+        )
+        for slot in slots:
+            self._lengths[slot] += 1
+        self._logits = {slot: row for (slot, _), row in zip(ordered, logits, strict=True) if row is not None}
+        return report
+
+    def _gather(self, slots: Sequence[Slot]) -> None:
+        """Make the speaking slots neighbours, so that they share one pass over the weights. Grouped decodes gain nothing by it."""
+        if self._mixer is None:
+            return
+        for a, b in self._streams.gather(slots, self._lengths):
+            idle = self._streams.slot_in[b]
+            self._context.swap(a, b, b_is_empty=self._lengths[idle] == 0)
+            self._streams.swap(a, b)
+            self._n_swaps += 1
+
+    def new_sampler(self, params: SamplingParams) -> Sampler:
+        return LlamaSampler(self._model, params, self._candidates)
+
+    def sample(self, slot: Slot, sampler: Sampler) -> Token:
+        if not isinstance(sampler, LlamaSampler):
+            raise OurBug("internal", "A sampler of another backend.")
+        logits = self._logits.get(slot)
+        if logits is None:
+            raise OurBug("internal", f"Slot {slot} has no logits: it was not in the last decode.")
+        return sampler.draw(logits)
+
+    # --- KV of a slot ---------------------------------------------------------------------------------------------
+
+    def n_tokens(self, slot: Slot) -> int:
+        return self._lengths[slot]
+
+    def cut(self, slot: Slot, keep: int) -> int:
+        if keep < self._lengths[slot]:
+            stream = self._streams.of[slot]
+            if not self._context.cut(stream, keep):  # e.g. a recurrent memory: all or nothing
+                self._context.cut(stream, 0)
+                keep = 0
+            self._lengths[slot] = keep
+            self._logits.pop(slot, None)
+        return self._lengths[slot]
+
+    def copy(self, source: Slot, target: Slot) -> None:
+        self._context.copy(self._streams.of[source], self._streams.of[target])
+        self._lengths[target] = self._lengths[source]
+        self._uses[target] = self._uses[source]
+
+    def export(self, slot: Slot) -> bytes:
+        return self._lengths[slot].to_bytes(4, "little") + self._context.export(self._streams.of[slot])
+
+    def restore(self, slot: Slot, blob: bytes) -> int:
+        n = int.from_bytes(blob[:4], "little")
+        fits = n <= self._card.n_ctx and self._context.restore(self._streams.of[slot], blob[4:])
+        self._lengths[slot] = n if fits else 0
+        self._logits.pop(slot, None)
+        return self._lengths[slot]
+
+
+def _sites(model: Model) -> Sites:
+    """Every matrix an adapter might touch; the self-check finds out which of them llama.cpp's graph really adapts."""
+    base = model.base
+    sites = Sites({name: shape for name, shape in base.matrices.items() if name in base.sites})
+    if not sites.shapes or len(sites.shapes) > _mixer.MAX_SITES:
+        raise WorldFailed("model_unreadable", f"Model '{model.path.name}' has {len(sites.shapes)} matrices that an adapter could touch.")
+    return sites
+
+
+def _choose_mode(
+    model: Model, template: object, sites: Sites, settings: EngineSettings
+) -> tuple[str, abi.OpCodes | None, SelfCheck | None]:
+    """(why it is grouped, operation codes when it is mixed, what the self-check found)."""
+    if settings.mode == "grouped":
+        return "asked for", None, None
+    try:
+        if settings.n_gpu_layers:
+            raise SelfCheckFailed("layers are on a GPU, and the mixer works on the CPU")
+        codes = abi.verify()
+        return "", codes, self_check(model, template, sites, codes, settings.threads)
+    except (abi.AbiMismatch, SelfCheckFailed) as reason:
+        if settings.mode == "mixed":
+            raise WorldFailed("engine_failed", f"Mixed mode is not possible: {reason}.", "Start with --mode auto.") from reason
+        api.log.warning("grouped mode, one decode for each adapter: %s", reason)
+        return str(reason), None, None

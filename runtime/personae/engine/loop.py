@@ -1,0 +1,350 @@
+"""Decides nothing: does what orders say, against any `Backend`, and reports what happened. Knows no NPC, client, deadline or pipe.
+
+The loop owns the open turns (sampler, reply text, slot, last token) and which adapters are resident. It is used from one thread; only
+reading an adapter file happens on another, and what that thread has ready is installed by `settle` between orders.
+
+Rules that always hold
+- Each RunStep is answered by exactly one StepDone, each LoadAdapter by AdapterLoaded or AdapterRefused (one answer may serve several
+  orders for the same key). Turns that a step names and that are not open (dropped, faulted, ended meanwhile) are passed over.
+- A fault ends one turn, and is reported once: in StepDone.faults or, from BeginTurn, as a TurnFaulted. It takes nothing from the turn's
+  slot that was reported to be there; what may be there besides is cut by the next BeginTurn. So the books above stay true without a rule
+  for faults.
+- Where the memory could not keep all of the prefix that BeginTurn asked for, the rest of it is prefilled again from `history`, there and
+  then: rare, and right. Without a history it is a fault, `kv_lost`.
+- A turn whose slot is full after its last token ends with CONTEXT: there is no place for the next decode.
+- OurBug passes through: the engine's state cannot be trusted, its process ends and is started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from personae.engine.backend import Backend, PreparedAdapter, Sampler
+from personae.engine.batch import (
+    AdapterLoaded,
+    AdapterRefused,
+    BeginTurn,
+    ClearSlot,
+    DropTurn,
+    FreeAdapter,
+    LoadAdapter,
+    Order,
+    PrefillChunk,
+    Quit,
+    Result,
+    RowDone,
+    RunStep,
+    StepDone,
+    TurnFaulted,
+)
+from personae.engine.text import ReplyText
+from personae.errors import AskedWrong, OurBug, PersonaeError, WorldFailed
+from personae.types import AdapterKey, AdapterUse, FinishReason, Piece, SamplingParams, Slot, Token, TurnId
+
+log = logging.getLogger(__name__)
+
+_FAULTS = (AskedWrong, WorldFailed)
+
+
+@dataclass(slots=True)
+class _Turn:
+    turn: TurnId
+    slot: Slot
+    adapter: AdapterUse | None
+    sampler: Sampler
+    text: ReplyText
+    look_back: int  # prompt tokens the penalties want to see; -1: all
+    max_tokens: int
+    n_kv: int  # tokens in its slot
+    n_drawn: int = 0
+    last_token: Token = -1  # drawn and not yet in KV
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the loader thread has ready."""
+
+    key: AdapterKey
+    adapter: PreparedAdapter | PersonaeError
+    ms: float
+
+
+class EngineLoop:
+    """`handle` each order in turn; `emit` is called with each result, on the same thread.
+
+    `wake` is called on the loader thread when an adapter is ready for `settle`, so that a loop that sleeps can be woken.
+    `prefill_chunk`: the most tokens of one prefill that is not ordered but needed, as in EngineSettings.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        emit: Callable[[Result], None],
+        wake: Callable[[], None] = lambda: None,
+        prefill_chunk: int = 256,
+    ) -> None:
+        self.quitting = False  # a Quit was handled
+        self._backend = backend
+        self._emit = emit
+        self._wake = wake
+        self._prefill_chunk = prefill_chunk
+        self._turns: dict[TurnId, _Turn] = {}
+        self._resident: dict[AdapterKey, AdapterLoaded] = {}
+        self._loading: set[AdapterKey] = set()
+        self._to_read: queue.SimpleQueue[LoadAdapter | None] = queue.SimpleQueue()
+        self._read: queue.SimpleQueue[_Read] = queue.SimpleQueue()
+        self._loader: threading.Thread | None = None
+
+    def handle(self, order: Order) -> None:
+        match order:
+            case RunStep():
+                self._run_step(order)
+            case BeginTurn():
+                self._begin_turn(order)
+            case DropTurn(turn):
+                self._end(turn)
+            case ClearSlot(slot):
+                self._clear_slot(slot)
+            case LoadAdapter():
+                self._load_adapter(order)
+            case FreeAdapter(key):
+                self._free_adapter(key)
+            case Quit():
+                self.quitting = True
+
+    def settle(self, block: bool = False) -> None:
+        """Install the adapters that have been read meanwhile. `block`: wait for all that are still being read."""
+        while self._loading and (block or not self._read.empty()):
+            self._install(self._read.get())
+
+    def close(self) -> None:
+        """End every turn without a word, and the backend with them. A file that is still being read is not waited for."""
+        for turn in list(self._turns):
+            self._end(turn)
+        self._to_read.put(None)
+        self._backend.close()
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def _run_step(self, step: RunStep) -> None:
+        faults: list[TurnFaulted] = []
+        turns = sorted((self._turns[turn] for turn in step.decode if turn in self._turns), key=lambda turn: turn.slot)
+        n_adapters = len({turn.adapter for turn in turns})
+        started = time.perf_counter()
+        n_decodes, rows = self._decode_rows(turns, faults)
+        decoded = time.perf_counter()
+        prefilled, first_rows = self._prefill_chunks(step.prefill, faults)
+        ended = time.perf_counter()
+        self._emit(
+            StepDone(
+                rows=(*rows, *first_rows),
+                prefilled=tuple(prefilled),
+                faults=tuple(faults),
+                decode_ms=(decoded - started) * 1e3,
+                prefill_ms=(ended - decoded) * 1e3,
+                n_decodes=n_decodes,
+                n_adapters=n_adapters,
+            )
+        )
+
+    def _decode_rows(self, turns: list[_Turn], faults: list[TurnFaulted]) -> tuple[int, list[RowDone]]:
+        """(calls of llama_decode, rows). `turns` in order of slots."""
+        if not turns:
+            return 0, []
+        if any(turn.n_drawn == 0 for turn in turns):
+            raise OurBug("internal", "A step wants to decode a turn whose prompt is not prefilled.")
+        try:
+            report = self._backend.decode([(turn.slot, turn.last_token) for turn in turns])
+        except _FAULTS as error:  # nobody knows which of the rows did it
+            faults += [self._undo(turn, error) for turn in turns]
+            return 0, []
+        for turn in turns:
+            turn.n_kv += 1
+        rows = [self._draw(turn, faults) for turn in turns]
+        return report.n_decodes, [row for row in rows if row]
+
+    def _prefill_chunks(self, chunks: Sequence[PrefillChunk], faults: list[TurnFaulted]) -> tuple[list[tuple[TurnId, int]], list[RowDone]]:
+        prefilled: list[tuple[TurnId, int]] = []
+        rows: list[RowDone] = []
+        for chunk in chunks:
+            turn = self._turns.get(chunk.turn)
+            if turn is None or not self._prefill_chunk_of(turn, chunk, faults):
+                continue
+            prefilled.append((turn.turn, len(chunk.tokens)))
+            if chunk.last and (row := self._draw(turn, faults)):
+                rows.append(row)
+        return prefilled, rows
+
+    def _prefill_chunk_of(self, turn: _Turn, chunk: PrefillChunk, faults: list[TurnFaulted]) -> bool:
+        try:
+            self._prefill(turn, chunk.tokens, wants_logits=chunk.last)
+            _accept(turn.sampler, chunk.tokens, turn.look_back)
+        except _FAULTS as error:
+            faults.append(self._undo(turn, error))
+            return False
+        return True
+
+    def _prefill(self, turn: _Turn, tokens: Sequence[Token], *, wants_logits: bool) -> None:
+        self._backend.prefill(turn.slot, tokens, wants_logits=wants_logits)
+        turn.n_kv += len(tokens)
+
+    def _undo(self, turn: _Turn, error: PersonaeError) -> TurnFaulted:
+        """A decode failed half-way: its slot may hold some of what it was to append."""
+        self._backend.cut(turn.slot, turn.n_kv)
+        return self._fault(turn.turn, error)
+
+    def _draw(self, turn: _Turn, faults: list[TurnFaulted]) -> RowDone | None:
+        """The turn's next token, from the logits its slot has now. None when that was a fault."""
+        try:
+            token = self._backend.sample(turn.slot, turn.sampler)
+        except _FAULTS as error:
+            faults.append(self._fault(turn.turn, error))
+            return None
+        turn.last_token = token
+        turn.n_drawn += 1
+        pieces, finish = self._speak(turn, token)
+        if finish:
+            self._end(turn.turn)
+        return RowDone(turn.turn, token, pieces, finish)
+
+    def _speak(self, turn: _Turn, token: Token) -> tuple[tuple[Piece, ...], FinishReason | None]:
+        vocabulary, text = self._backend.vocabulary, turn.text
+        if vocabulary.is_end(token):
+            return text.close(), text.finish or FinishReason.END
+        pushed = text.push(vocabulary.piece(token))
+        if pushed.finish:
+            return pushed.pieces, pushed.finish
+        if turn.n_drawn >= turn.max_tokens:
+            return pushed.pieces + text.close(), text.finish or FinishReason.LENGTH
+        if turn.n_kv >= self._backend.card.n_ctx:
+            return pushed.pieces + text.close(), text.finish or FinishReason.CONTEXT
+        return pushed.pieces, None
+
+    # --- turns and slots ------------------------------------------------------------------------------------------
+
+    def _begin_turn(self, order: BeginTurn) -> None:
+        if order.turn in self._turns or any(turn.slot == order.slot for turn in self._turns.values()):
+            raise OurBug("internal", f"Turn {order.turn} begins in slot {order.slot}, where a turn is open.")
+        try:
+            left = self._backend.cut(order.slot, min(order.keep, self._backend.n_tokens(order.slot)))
+            self._backend.bind(order.slot, order.adapter)
+            turn = self._turns[order.turn] = self._new_turn(order, left)
+            if left < order.keep:
+                self._refill(turn, order)
+            _accept(turn.sampler, order.history, turn.look_back)
+        except _FAULTS as error:
+            self._emit(self._fault(order.turn, error))
+
+    def _new_turn(self, order: BeginTurn, n_kv: int) -> _Turn:
+        return _Turn(
+            turn=order.turn,
+            slot=order.slot,
+            adapter=order.adapter,
+            sampler=self._backend.new_sampler(order.sampling),
+            text=ReplyText(order.rules),
+            look_back=_look_back(order.sampling),
+            max_tokens=order.limits.max_tokens,
+            n_kv=n_kv,
+        )
+
+    def _refill(self, turn: _Turn, order: BeginTurn) -> None:
+        """Prefill again what the slot should have kept."""
+        if len(order.history) != order.keep:
+            raise WorldFailed("kv_lost", f"Slot {turn.slot} kept {turn.n_kv} of the {order.keep} tokens that turn {turn.turn} builds on.")
+        log.warning("slot %d kept %d of %d tokens; the rest is prefilled again", turn.slot, turn.n_kv, order.keep)
+        while turn.n_kv < order.keep:
+            until = min(order.keep, turn.n_kv + self._prefill_chunk)
+            self._prefill(turn, order.history[turn.n_kv : until], wants_logits=False)
+
+    def _end(self, turn: TurnId) -> None:
+        ended = self._turns.pop(turn, None)
+        if ended:
+            ended.sampler.close()
+
+    def _fault(self, turn: TurnId, error: PersonaeError) -> TurnFaulted:
+        self._end(turn)
+        return TurnFaulted(turn, error.code, error.message, error.hint)
+
+    def _clear_slot(self, slot: Slot) -> None:
+        for turn in [turn.turn for turn in self._turns.values() if turn.slot == slot]:
+            self._end(turn)
+        self._backend.cut(slot, 0)
+
+    # --- adapters -------------------------------------------------------------------------------------------------
+
+    def _load_adapter(self, order: LoadAdapter) -> None:
+        if order.key in self._resident:
+            self._emit(self._resident[order.key])
+        elif order.key not in self._loading:
+            self._loading.add(order.key)
+            self._start_loader()
+            self._to_read.put(order)
+
+    def _free_adapter(self, key: AdapterKey) -> None:
+        """A load that is still under way is not recalled: its AdapterLoaded, later than this, tells the truth."""
+        if any(turn.adapter and turn.adapter.key == key for turn in self._turns.values()):
+            raise OurBug("internal", f"Adapter {key} was to be freed while a turn speaks with it.")
+        if self._resident.pop(key, None):
+            self._backend.free_adapter(key)
+
+    def _install(self, read: _Read) -> None:
+        self._loading.discard(read.key)
+        if isinstance(read.adapter, PersonaeError):
+            self._refuse(read.key, read.adapter)
+            return
+        try:
+            self._backend.install_adapter(read.key, read.adapter)
+        except _FAULTS as error:
+            self._refuse(read.key, error)
+            return
+        loaded = AdapterLoaded(read.key, read.adapter.bytes_resident, read.adapter.rank, read.ms, read.adapter.warnings)
+        self._resident[read.key] = loaded
+        self._emit(loaded)
+
+    def _refuse(self, key: AdapterKey, error: PersonaeError) -> None:
+        self._emit(AdapterRefused(key, error.code, error.message, error.hint))
+
+    def _start_loader(self) -> None:
+        if self._loader is None:
+            self._loader = threading.Thread(target=self._read_adapters, name="adapter-loader", daemon=True)
+            self._loader.start()
+
+    def _read_adapters(self) -> None:
+        """The loader thread. It touches nothing of the loop but the two queues."""
+        while order := self._to_read.get():
+            started = time.perf_counter()
+            adapter = self._prepared(order)
+            self._read.put(_Read(order.key, adapter, (time.perf_counter() - started) * 1e3))
+            self._wake()
+
+    def _prepared(self, order: LoadAdapter) -> PreparedAdapter | PersonaeError:
+        try:
+            return self._backend.prepare_adapter(order.key, order.path)
+        except PersonaeError as error:
+            return error
+        except FileNotFoundError:
+            return AskedWrong("adapter_missing", f"Adapter '{order.path}' is not there.", "Check the path in the pack's manifest.")
+        except OSError as error:
+            return WorldFailed("adapter_unreadable", f"Adapter '{order.path}' cannot be read: {error.strerror or error}.")
+        except Exception as error:  # a file must never end the loader, and every order gets an answer
+            return WorldFailed("internal", f"Adapter '{order.path}' could not be prepared: {error!r}.", "Please report this with the file.")
+
+
+def _look_back(sampling: SamplingParams) -> int:
+    """How many tokens before the next one the penalties of this turn look at; -1: all."""
+    windows = [0]
+    if sampling.repeat_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
+        windows.append(sampling.repeat_last_n)
+    if sampling.dry_multiplier:
+        windows.append(sampling.dry_last_n)
+    return -1 if min(windows) < 0 else max(windows)
+
+
+def _accept(sampler: Sampler, tokens: Sequence[Token], look_back: int) -> None:
+    for token in tokens if look_back < 0 else tokens[max(0, len(tokens) - look_back) :]:
+        sampler.accept(token)

@@ -1,0 +1,406 @@
+"""The engine loop on the fake backend: steps, endings, faults that stay with their turn, adapters that come between steps."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from personae.engine.batch import (
+    AdapterLoaded,
+    AdapterRefused,
+    ClearSlot,
+    DropTurn,
+    FreeAdapter,
+    LoadAdapter,
+    PrefillChunk,
+    Quit,
+    StepDone,
+    TurnFaulted,
+)
+from personae.errors import OurBug, WorldFailed
+from personae.types import AdapterKey, AdapterUse, FinishReason, ReplyRules, SamplingParams, Slot, TurnId
+from tests.engine.stage import OTHER_VOICE, SETTINGS, VOICE, Stage, WatchedBackend, begin_turn, chunk, prompt
+
+# --- steps and endings --------------------------------------------------------------------------------------------
+
+
+def test_turn_speaks_until_the_model_ends_it(stage: Stage) -> None:
+    first = stage.begin(1, "Hello")
+    assert first.prefilled == ((1, len(prompt("Hello"))),)
+    assert (first.n_decodes, first.n_adapters) == (0, 0)
+    assert stage.talk(1, first) == ("[base] I heard: Hello.", FinishReason.END)
+    assert stage.backend.samplers[0].closed
+
+
+def test_rows_with_different_adapters_share_one_decode_in_slot_order(stage: Stage, tmp_path: Path) -> None:
+    stage.voice(VOICE, tmp_path / "a")
+    stage.voice(OTHER_VOICE, tmp_path / "b")
+    for turn, adapter in ((3, None), (1, AdapterUse(VOICE)), (2, AdapterUse(OTHER_VOICE))):
+        stage.begin(turn, "Hello", adapter=adapter)
+    done = stage.step((3, 1, 2))
+    assert [row.turn for row in done.rows] == [1, 2, 3]
+    assert [[slot for slot, _ in rows] for rows in stage.backend.decodes] == [[1, 2, 3]]
+    assert (done.n_decodes, done.n_adapters) == (1, 3)
+
+
+def test_step_decodes_first_and_then_prefills(stage: Stage) -> None:
+    stage.begin(1, "Hello")
+    stage.do(begin_turn(2, slot=2))
+    done = stage.step((1,), (chunk(2, "Bye"),))
+    assert [row.turn for row in done.rows] == [1, 2]
+    assert done.prefilled == ((2, len(prompt("Bye"))),)
+    assert done.decode_ms > 0
+    assert done.prefill_ms > 0
+
+
+def test_only_the_last_chunk_of_a_prompt_draws(stage: Stage) -> None:
+    tokens = prompt("Hello")
+    stage.do(begin_turn(1, slot=1))
+    assert stage.step(prefill=(PrefillChunk(TurnId(1), tokens[:5], False),)).rows == ()
+    first = stage.step(prefill=(PrefillChunk(TurnId(1), tokens[5:], True),))
+    assert stage.talk(1, first)[0] == "[base] I heard: Hello."
+
+
+def test_max_tokens_ends_the_turn_and_releases_what_was_held_back(stage: Stage) -> None:
+    first = stage.begin(1, "fake:say:abcdef", max_tokens=4, rules=ReplyRules(stop=("cdX",)))
+    assert stage.talk(1, first) == ("abcd", FinishReason.LENGTH)
+
+
+def test_stop_string_ends_the_turn(stage: Stage) -> None:
+    first = stage.begin(1, "fake:say:One.\\nTwo.", rules=ReplyRules(stop=("\n",)))
+    assert stage.talk(1, first) == ("One.", FinishReason.STOP)
+
+
+def test_speaking_for_another_ends_the_turn(stage: Stage) -> None:
+    first = stage.begin(1, "fake:say:One.\\nPlayer: Two.", rules=ReplyRules(others=("Player",)))
+    assert stage.talk(1, first) == ("One.", FinishReason.SPEAKER)
+
+
+def test_going_round_in_circles_ends_the_turn(stage: Stage) -> None:
+    assert stage.talk(1, stage.begin(1, "fake:loop", max_tokens=1000))[1] is FinishReason.REPETITION
+
+
+def test_rule_that_the_end_itself_completes_gives_the_finish(stage: Stage) -> None:
+    first = stage.begin(1, "fake:say:a <", rules=ReplyRules(stop=("<",)))
+    assert stage.talk(1, first) == ("a", FinishReason.STOP)
+
+
+def test_full_context_ends_the_turn_and_leaves_the_others_speaking(stage: Stage) -> None:
+    text, finish = stage.talk(1, stage.begin(1, "fake:long", max_tokens=10_000))
+    assert finish is FinishReason.CONTEXT
+    assert len(text) in (n_drawn := SETTINGS.n_ctx - len(prompt("fake:long")) + 1, n_drawn - 1)  # a blank at the end is not shown
+    assert stage.backend.n_tokens(Slot(1)) == SETTINGS.n_ctx
+    assert stage.talk(2, stage.begin(2, "Hello"))[1] is FinishReason.END
+
+
+def test_torn_characters_are_shown_whole(stage: Stage) -> None:
+    first = stage.begin(1, "fake:unicode")
+    text, finish = stage.talk(1, first)
+    assert finish is FinishReason.END
+    assert text == "[base] Grüße, 旅人! Ünïcödé ‘…’ 🐉🧙‍♀️ é."
+
+
+def test_turns_that_are_not_open_are_passed_over(stage: Stage) -> None:
+    stage.begin(1, "Hello")
+    stage.do(DropTurn(TurnId(1)), DropTurn(TurnId(1)), DropTurn(TurnId(77)))
+    assert stage.backend.samplers[0].closed
+    done = stage.step((1, 77), (chunk(1, "x"), chunk(77, "y")))
+    assert (done.rows, done.prefilled, done.faults, done.n_decodes) == ((), (), (), 0)
+
+
+def test_dropped_turn_leaves_its_kv_for_the_next(stage: Stage) -> None:
+    stage.begin(1, "Hello")
+    stage.do(DropTurn(TurnId(1)))
+    kept = stage.backend.tokens(Slot(1))
+    rest = prompt("And?")
+    stage.do(begin_turn(2, slot=1, keep=len(kept), history=kept))
+    first = stage.step(prefill=(PrefillChunk(TurnId(2), rest, True),))
+    assert stage.backend.tokens(Slot(1)) == kept + rest
+    assert stage.talk(2, first)[0] == "[base] I heard: And."
+
+
+def test_cleared_slot_is_empty(stage: Stage) -> None:
+    stage.begin(1, "Hello")
+    stage.do(ClearSlot(Slot(1)), ClearSlot(Slot(0)))
+    assert stage.backend.n_tokens(Slot(1)) == 0
+    assert stage.step((1,)).rows == ()
+
+
+def test_two_turns_in_one_slot_are_our_bug(stage: Stage) -> None:
+    stage.begin(1, "Hello")
+    with pytest.raises(OurBug):
+        stage.do(begin_turn(2, slot=1))
+
+
+def test_decoding_a_turn_that_has_drawn_nothing_is_our_bug(stage: Stage) -> None:
+    stage.do(begin_turn(1, slot=1))
+    with pytest.raises(OurBug):
+        stage.step((1,))
+
+
+def test_quit_is_remembered(stage: Stage) -> None:
+    assert not stage.loop.quitting
+    stage.do(Quit())
+    assert stage.loop.quitting
+
+
+# --- penalties ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampling", "n_seen"),
+    [
+        (SamplingParams(), 0),
+        (SamplingParams(repeat_penalty=1.1, repeat_last_n=3), 6),  # three of the history, three of the chunk
+        (SamplingParams(presence_penalty=0.5, repeat_last_n=0), 0),
+        (SamplingParams(dry_multiplier=0.8), None),
+        (SamplingParams(dry_multiplier=0.8, dry_last_n=2), 4),
+        (SamplingParams(frequency_penalty=0.1, repeat_last_n=-1), None),
+    ],
+)
+def test_penalties_see_as_much_of_the_prompt_as_they_look_back_on(stage: Stage, sampling: SamplingParams, n_seen: int | None) -> None:
+    stage.begin(1, "Hello")
+    stage.do(DropTurn(TurnId(1)))
+    history, line = stage.backend.tokens(Slot(1)), prompt("And?")
+    stage.do(begin_turn(2, slot=1, keep=len(history), history=history, sampling=sampling))
+    stage.step(prefill=(PrefillChunk(TurnId(2), line, False),))
+    accepted = tuple(stage.backend.samplers[-1].accepted)
+    whole = history + line
+    assert accepted == (whole if n_seen is None else history[len(history) - n_seen // 2 :] + line[len(line) - n_seen // 2 :])
+
+
+# --- faults -------------------------------------------------------------------------------------------------------
+
+
+def test_sampler_fault_ends_its_turn_and_no_other(stage: Stage) -> None:
+    stage.begin(1, "fake:fault")
+    stage.begin(2, "Hello")
+    while not (done := stage.step((1, 2))).faults:
+        pass
+    assert [fault.turn for fault in done.faults] == [1]
+    assert done.faults[0].code == "grammar_error"
+    assert [row.turn for row in done.rows] == [2]
+    assert [sampler.closed for sampler in stage.backend.samplers] == [True, False]
+    assert stage.talk(2, stage.step((2,)))[1] is FinishReason.END
+
+
+def test_bad_grammar_is_reported_at_the_begin_and_leaves_what_was_kept(stage: Stage) -> None:
+    stage.begin(1, "Hello")
+    stage.do(DropTurn(TurnId(1)))
+    kept = stage.backend.tokens(Slot(1))[:9]
+    stage.do(begin_turn(2, slot=1, keep=9, history=kept, sampling=SamplingParams(grammar="nonsense")))
+    fault = stage.results.pop()
+    assert isinstance(fault, TurnFaulted)
+    assert (fault.turn, fault.code) == (2, "bad_grammar")
+    assert stage.backend.tokens(Slot(1)) == kept
+    assert stage.step(prefill=(chunk(2, "x"),)).prefilled == ()
+
+
+def test_chunk_that_does_not_fit_ends_its_turn_and_keeps_what_is_there(stage: Stage) -> None:
+    stage.do(begin_turn(1, slot=1), begin_turn(2, slot=2))
+    fill = PrefillChunk(TurnId(1), (65,) * 250, False)
+    stage.step(prefill=(fill, fill))
+    done = stage.step(prefill=(fill, chunk(2, "Hello")))
+    assert [(fault.turn, fault.code) for fault in done.faults] == [(1, "context_full")]
+    assert [turn for turn, _ in done.prefilled] == [2]
+    assert stage.backend.n_tokens(Slot(1)) == 500
+
+
+class FailingBackend(WatchedBackend):
+    """Its next decode or prefill appends half of what it should, then fails as a world that does not hold."""
+
+    failing = False
+
+    def decode(self, rows: Any) -> Any:
+        if self.failing:
+            self.failing = False
+            super().decode(rows[:1])
+            raise WorldFailed("engine_failed", "llama_decode returned 1.")
+        return super().decode(rows)
+
+    def prefill(self, slot: Slot, tokens: Any, *, wants_logits: bool) -> None:
+        if self.failing:
+            self.failing = False
+            super().prefill(slot, tokens[:2], wants_logits=False)
+            raise WorldFailed("engine_failed", "llama_decode returned 1.")
+        super().prefill(slot, tokens, wants_logits=wants_logits)
+
+
+def test_decode_that_fails_half_way_ends_its_rows_and_leaves_the_kv_that_was_reported() -> None:
+    backend = FailingBackend()
+    stage = Stage(backend)
+    stage.begin(1, "Hello")
+    stage.begin(2, "Hello")
+    held = [backend.tokens(Slot(slot)) for slot in (1, 2)]
+    backend.failing = True
+    done = stage.step((1, 2))
+    assert [fault.turn for fault in done.faults] == [1, 2]
+    assert (done.rows, done.n_decodes) == ((), 0)
+    assert [backend.tokens(Slot(slot)) for slot in (1, 2)] == held
+    assert stage.talk(3, stage.begin(3, "Hello"))[1] is FinishReason.END
+
+
+def test_prefill_that_fails_half_way_leaves_the_kv_that_was_reported() -> None:
+    backend = FailingBackend()
+    stage = Stage(backend)
+    stage.do(begin_turn(1, slot=1))
+    stage.step(prefill=(chunk(1, "Hello", last=False),))
+    backend.failing = True
+    assert [fault.code for fault in stage.step(prefill=(chunk(1, "Hello"),)).faults] == ["engine_failed"]
+    assert backend.tokens(Slot(1)) == prompt("Hello")
+
+
+class ForgetfulBackend(WatchedBackend):
+    """A memory that cannot be cut anywhere but at its start, as recurrent models have."""
+
+    def cut(self, slot: Slot, keep: int) -> int:
+        return super().cut(slot, keep if keep == self.n_tokens(slot) else 0)
+
+
+def test_prefix_that_the_memory_could_not_keep_is_prefilled_again() -> None:
+    backend = ForgetfulBackend()
+    stage = Stage(backend)
+    stage.begin(1, "A rather long line to begin with")
+    stage.do(DropTurn(TurnId(1)))
+    kept = backend.tokens(Slot(1))[:30]
+    stage.do(begin_turn(2, slot=1, keep=30, history=kept))
+    assert stage.results == []
+    assert backend.tokens(Slot(1)) == kept
+
+
+def test_prefix_that_is_lost_without_a_history_is_a_fault() -> None:
+    backend = ForgetfulBackend()
+    stage = Stage(backend)
+    stage.begin(1, "A rather long line to begin with")
+    stage.do(DropTurn(TurnId(1)), begin_turn(2, slot=1, keep=30))
+    fault = stage.results.pop()
+    assert isinstance(fault, TurnFaulted)
+    assert fault.code == "kv_lost"
+    assert backend.samplers[-1].closed
+
+
+def test_our_bug_passes_through(stage: Stage) -> None:
+    stage.begin(1, "fake:bug")
+    with pytest.raises(OurBug):
+        stage.talk(1, stage.step((1,)))
+
+
+# --- adapters -----------------------------------------------------------------------------------------------------
+
+
+class GatedBackend(WatchedBackend):
+    """Reads adapters only when the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def prepare_adapter(self, key: AdapterKey, path: str) -> Any:
+        assert self.gate.wait(10)
+        return super().prepare_adapter(key, path)
+
+
+def load(stage: Stage, key: AdapterKey, path: Path, content: bytes = b"GGUF") -> Any:
+    path.write_bytes(content)
+    stage.do(LoadAdapter(key, str(path)))
+    stage.loop.settle(block=True)
+    return stage.results.pop()
+
+
+def test_steps_go_on_while_an_adapter_is_read(tmp_path: Path) -> None:
+    backend = GatedBackend()
+    stage = Stage(backend)
+    (tmp_path / "a").write_bytes(b"GGUF")
+    stage.do(LoadAdapter(VOICE, str(tmp_path / "a")))
+    assert stage.talk(1, stage.begin(1, "Hello"))[1] is FinishReason.END
+    stage.loop.settle()
+    assert stage.results == []
+    backend.gate.set()
+    stage.loop.settle(block=True)
+    (loaded,) = stage.results
+    assert isinstance(loaded, AdapterLoaded)
+    assert (loaded.key, loaded.bytes_resident, loaded.rank) == (VOICE, 4, 0)
+    first = stage.begin(2, "Hello", adapter=AdapterUse(VOICE))
+    assert stage.talk(2, first)[0] == "[aaaaaa] I heard: Hello."
+
+
+def test_finished_load_wakes_the_loop(stage: Stage, tmp_path: Path) -> None:
+    woken = threading.Event()
+    stage.loop._wake = woken.set
+    (tmp_path / "a").write_bytes(b"GGUF")
+    stage.do(LoadAdapter(VOICE, str(tmp_path / "a")))
+    assert woken.wait(10)
+    stage.loop.settle()
+    assert isinstance(stage.results.pop(), AdapterLoaded)
+
+
+def test_loading_what_is_resident_is_answered_at_once(stage: Stage, tmp_path: Path) -> None:
+    loaded = load(stage, VOICE, tmp_path / "a")
+    stage.do(LoadAdapter(VOICE, "wherever"))
+    assert stage.results == [loaded]
+
+
+def test_adapter_is_refused_with_code_and_hint_and_the_next_one_loads(stage: Stage, tmp_path: Path) -> None:
+    refused = load(stage, VOICE, tmp_path / "a", b"BAD")
+    assert isinstance(refused, AdapterRefused)
+    assert (refused.key, refused.code) == (VOICE, "adapter_unreadable")
+    assert refused.message
+    assert refused.hint
+    assert isinstance(load(stage, VOICE, tmp_path / "a"), AdapterLoaded)
+
+
+class OddBackend(WatchedBackend):
+    error: Exception = Exception()
+
+    def prepare_adapter(self, key: AdapterKey, path: str) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (FileNotFoundError(2, "No such file"), "adapter_missing"),
+        (PermissionError(13, "Permission denied"), "adapter_unreadable"),
+        (MemoryError(), "internal"),
+        (ZeroDivisionError("surprise"), "internal"),
+        (OurBug("internal", "A broken invariant."), "internal"),
+    ],
+)
+def test_whatever_reading_an_adapter_raises_becomes_a_refusal(error: Exception, code: str) -> None:
+    backend = OddBackend()
+    backend.error = error
+    stage = Stage(backend)
+    stage.do(LoadAdapter(VOICE, "voice.gguf"))
+    stage.loop.settle(block=True)
+    assert [(result.key, result.code) for result in stage.results if isinstance(result, AdapterRefused)] == [(VOICE, code)]
+
+
+def test_adapter_past_the_limit_is_refused_and_those_there_stay(tmp_path: Path) -> None:
+    stage = Stage(WatchedBackend(type(SETTINGS)(model="fake", max_adapters=1)))
+    assert isinstance(load(stage, VOICE, tmp_path / "a"), AdapterLoaded)
+    assert load(stage, OTHER_VOICE, tmp_path / "b").code == "adapter_limit"
+    stage.do(FreeAdapter(VOICE))
+    assert isinstance(load(stage, OTHER_VOICE, tmp_path / "b"), AdapterLoaded)
+
+
+def test_freeing_twice_or_what_never_was_is_harmless(stage: Stage, tmp_path: Path) -> None:
+    load(stage, VOICE, tmp_path / "a")
+    stage.do(FreeAdapter(VOICE), FreeAdapter(VOICE), FreeAdapter(OTHER_VOICE))
+    assert stage.backend.statistics()["adapters"] == 0
+
+
+def test_freeing_an_adapter_under_a_speaking_turn_is_our_bug(stage: Stage, tmp_path: Path) -> None:
+    load(stage, VOICE, tmp_path / "a")
+    stage.begin(1, "Hello", adapter=AdapterUse(VOICE))
+    with pytest.raises(OurBug):
+        stage.do(FreeAdapter(VOICE))
+
+
+def test_every_step_is_answered_once(stage: Stage) -> None:
+    stage.begin(1, "fake:fault")
+    for _ in range(6):
+        assert isinstance(stage.step((1,)), StepDone)
+    assert stage.results == []
