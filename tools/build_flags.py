@@ -9,7 +9,12 @@ from pathlib import Path
 
 # CPU flag in /proc/cpuinfo -> ggml's switch. AVX-512 needs its basic four, which ggml's one switch turns on together.
 BASIC_AVX512 = {"avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"}
-FURTHER = {"avx512_vnni": "GGML_AVX512_VNNI", "avx512vbmi": "GGML_AVX512_VBMI", "avx512_bf16": "GGML_AVX512_BF16", "avx_vnni": "GGML_AVX_VNNI"}
+FURTHER = {
+    "avx512_vnni": "GGML_AVX512_VNNI",
+    "avx512vbmi": "GGML_AVX512_VBMI",
+    "avx512_bf16": "GGML_AVX512_BF16",
+    "avx_vnni": "GGML_AVX_VNNI",
+}
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:

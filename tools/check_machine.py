@@ -8,7 +8,7 @@ NEEDED = {"a C compiler": ("cc", "gcc", "clang"), "a C++ compiler": ("c++", "g++
 
 def main() -> int:
     missing = [name for name, programs in NEEDED.items() if not any(map(shutil.which, programs))]
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  this runs before anything has made sure of it
         missing.append(f"Python 3.11 or newer (this is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11)")
     try:
         import ensurepip  # noqa: F401  Debian splits it off: python3-venv

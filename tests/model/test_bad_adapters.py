@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from personae.errors import PersonaeError
 from personae.packs.base import BaseShapes
 from personae.packs.gguf import read_header
 from personae.packs.lora import read_lora
-
 from tests.tiny import ARCHES, TinyModel, bad_adapters, write_adapter, write_model
 from tests.tiny.bad import EXPERTS, bad_kinds, whole_adapter
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from personae.packs.base import BaseShapes
 from personae.packs.gguf import read_header
-
 from tests.packs.gguf_writer import Tensor, gguf, lora_pairs, pair_of, text_pair
 
 WritePack = Callable[..., Path]

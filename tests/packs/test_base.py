@@ -6,7 +6,6 @@ from pathlib import Path
 
 from personae.packs.base import BaseShapes
 from personae.packs.gguf import parse_header, read_header
-
 from tests.packs.conftest import base_file
 from tests.packs.gguf_writer import gguf
 

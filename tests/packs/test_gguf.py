@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from personae.errors import AskedWrong
 from personae.packs.gguf import ADAPTER_LIMITS, MODEL_LIMITS, Limits, SkippedArray, parse_header, read_header
-
 from tests.packs.gguf_writer import Tensor, gguf, lora_pairs, number_array, pair, pair_of, string, text_array, text_pair
 
 WHERE = Path("some.gguf")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgpack
 import pytest
+
 from personae.errors import AskedWrong
 from personae.packs.character import PackProblem
 from personae.packs.loader import examine_pack, load_cast, load_character
 from personae.packs.lora import adapter_key
-
 from tests.packs.conftest import WritePack
 from tests.packs.gguf_writer import gguf, lora_pairs
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from personae.errors import AskedWrong
 from personae.packs.base import BaseShapes
 from personae.packs.lora import adapter_key, read_adapter_header, read_lora
-
 from tests.packs.gguf_writer import Tensor, encoded, f16, gguf, lora_pairs, matrix, number_array, pair, pair_of, text_pair
 
 WriteAdapter = Callable[[bytes], Path]

@@ -6,6 +6,7 @@ import time
 from dataclasses import fields
 
 import pytest
+
 from personae.packs.character import PackProblem
 from personae.packs.manifest import MAX_BYTES, MAX_PROBLEMS, Manifest, Sampling, TurnLimits, check, decode
 from personae.types import Limits, SamplingParams

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from personae.packs.base import BaseShapes
 from personae.packs.gguf import read_header
 from personae.packs.loader import load_cast, load_character

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from personae.prompt import Persona, PromptBuilder
 
+from personae.prompt import Persona, PromptBuilder
 from tests.prompt.byte_tokenizer import ByteTokenizer
 from tests.prompt.templates import CHATML, USABLE
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from personae.prompt.budget import first_mark, n_examples_within, n_newest_within
 
 

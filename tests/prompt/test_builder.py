@@ -8,10 +8,10 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from personae.errors import AskedWrong
 from personae.prompt import Line, Persona, Prompt, PromptBuilder
 from personae.prompt.tokens import ContentTokens
-
 from tests.prompt.byte_tokenizer import FIRST_CONTROL, ByteTokenizer
 from tests.prompt.templates import CHATML, NO_SYSTEM, USABLE
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from personae.prompt.sandbox import Sandbox, TemplateRefused
 
 VARIABLES = {"messages": [{"role": "user", "content": "a<b"}, {"role": "assistant", "content": "c"}], "n": 3, "nothing": None}

@@ -4,9 +4,9 @@ import time
 from datetime import datetime
 
 import pytest
+
 from personae.prompt import Line, Persona, PromptBuilder
 from personae.prompt.scaffold import BUILT_IN, scaffold_of
-
 from tests.prompt.byte_tokenizer import ByteTokenizer
 from tests.prompt.templates import CHATML, DEAF, HEADERS, INST, NO_SYSTEM, THINKING, TRAINING, TYPED, UNUSABLE
 
