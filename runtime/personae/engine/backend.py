@@ -84,6 +84,11 @@ class Backend(Protocol):
     @property
     def vocabulary(self) -> Vocabulary: ...
 
+    @property
+    def threads(self) -> int:
+        """On how many the last decode ran."""
+        ...
+
     def prepare_adapter(self, key: AdapterKey, path: str) -> PreparedAdapter:
         """Read and check a file. The only method that may run on another thread, beside a decode. AskedWrong says what is wrong with it."""
         ...

@@ -175,6 +175,7 @@ class StepDone:
     prefill_ms: float = 0.0
     n_decodes: int = 0  # calls of llama_decode for the rows (1 in mixed mode)
     n_adapters: int = 0  # different adapters among the rows, "none" counted as one when present
+    threads: int = 0  # on how many it ran
 
 
 Result = EngineReady | EngineWarm | EngineFailed | AdapterLoaded | AdapterRefused | StepDone | TurnFaulted
@@ -190,4 +191,5 @@ class EngineCounters:
     prefill_tokens: int = 0
     decode_ms: float = 0.0
     prefill_ms: float = 0.0
+    threads: int = 0  # of the last step
     by_rows: dict[int, int] = field(default_factory=dict)  # rows in a decode -> how often

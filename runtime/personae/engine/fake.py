@@ -122,6 +122,10 @@ class FakeBackend:
 
     # --- adapters -------------------------------------------------------------------------------------------------
 
+    @property
+    def threads(self) -> int:
+        return self.card.threads
+
     def prepare_adapter(self, key: AdapterKey, path: str) -> PreparedAdapter:
         try:
             content = Path(path).read_bytes()
@@ -272,7 +276,7 @@ def _card(settings: EngineSettings) -> ModelCard:
         n_slots=settings.n_slots,
         mode=MixMode.GROUPED if grouped else MixMode.MIXED,
         mode_reason="grouped mode was asked for" if grouped else "",
-        threads=settings.threads,
+        threads=settings.threads or 1,
     )
 
 

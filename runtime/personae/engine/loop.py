@@ -149,6 +149,7 @@ class EngineLoop:
                 prefill_ms=(ended - decoded) * 1e3,
                 n_decodes=n_decodes,
                 n_adapters=n_adapters,
+                threads=self._backend.threads,
             )
         )
 

@@ -10,7 +10,7 @@ class EngineSettings:
     model: str  # path of a GGUF file, or "fake" for the deterministic backend
     n_slots: int = 8
     n_ctx: int = 2048  # tokens of one slot
-    threads: int = 1
+    threads: int = 0  # 0: as many as the machine has cores that nobody else uses, measured while it runs
     mode: str = "auto"  # "auto": mixed, or grouped when the self-check fails; "mixed": fail instead; "grouped"
     n_gpu_layers: int = 0
     max_adapters: int = 256  # resident at once

@@ -48,6 +48,7 @@ class Ledger:
         """`rows`: those of the decode, without the first tokens that prefill drew."""
         counters = self.counters
         self.steps += 1
+        counters.threads = step.threads
         counters.prefill_tokens += prefilled
         counters.decode_ms += step.decode_ms
         counters.prefill_ms += step.prefill_ms

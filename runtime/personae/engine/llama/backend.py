@@ -7,6 +7,7 @@ here by its length alone; which tokens those are is the scheduler's business.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from personae.engine.llama.streams import Streams
 from personae.engine.llama.vocab import LlamaVocabulary
 from personae.engine.mixer import Sites
 from personae.engine.settings import EngineSettings
+from personae.engine.threads import Team, physical_cores
 from personae.errors import AskedWrong, OurBug, WorldFailed
 from personae.packs.lora import read_lora
 from personae.types import AdapterKey, AdapterUse, MixMode, ModelCard, SamplingParams, Slot, Token
@@ -36,18 +38,19 @@ class LlamaBackend:
     def __init__(self, settings: EngineSettings) -> None:
         """WorldFailed `model_missing`, `model_unreadable` or `engine_failed`."""
         self._settings = settings
+        self._team = Team(settings.threads, physical_cores())
         self._model = Model(settings.model, n_gpu_layers=settings.n_gpu_layers)
         self._vocabulary = LlamaVocabulary(self._model)
         self._sites = _sites(self._model)
         self._template = load_template(self._model, self._sites)
-        self._reason, codes, self._check = _choose_mode(self._model, self._template, self._sites, settings)
-        self._mixer = _mixer.Mixer(self._sites.as_list(), codes.as_tuple(), settings.threads) if codes else None
+        self._reason, codes, self._check = _choose_mode(self._model, self._template, self._sites, settings, self._team.size)
+        self._mixer = _mixer.Mixer(self._sites.as_list(), codes.as_tuple(), self._team.size) if codes else None
         self._context = Context(
             self._model,
             n_streams=settings.n_slots,
             n_ctx=settings.n_ctx,
             n_batch=settings.prefill_chunk,
-            threads=settings.threads,
+            threads=self._team.size,
             flash=bool(settings.flash_attention),
             mixer=self._mixer,
         )
@@ -72,6 +75,17 @@ class LlamaBackend:
     def vocabulary(self) -> LlamaVocabulary:
         return self._vocabulary
 
+    @property
+    def threads(self) -> int:
+        return self._team.size
+
+    def _follow_load(self) -> None:
+        """Take the cores that others left, and leave those they took. Between decodes: costs nothing but a look at the clock."""
+        if self._team.review(time.monotonic()):
+            self._context.set_threads(self._team.size)
+            if self._mixer:
+                self._mixer.set_threads(self._team.size)
+
     def _describe(self) -> ModelCard:
         details = {
             "description": self._model.description,
@@ -79,6 +93,7 @@ class LlamaBackend:
             "llama_cpp_python": api.LIB_VERSION,
             "extra_buffers": "on" if self._model.uses_extra_buffers else "off (this build has AMX code that crashes)",
             "flash_attention": "on" if self._settings.flash_attention else "off",
+            "threads": "follow the load" if self._team.follows_load else "fixed",
             "waiting": os.environ.get("OMP_WAIT_POLICY") or f"spin {os.environ.get('GOMP_SPINCOUNT', 'default')}",
         }
         if self._check:
@@ -94,7 +109,7 @@ class LlamaBackend:
             n_slots=self._settings.n_slots,
             mode=MixMode.MIXED if self._mixer else MixMode.GROUPED,
             mode_reason=self._reason,
-            threads=self._settings.threads,
+            threads=self._team.size,
             can_cut=self._can_cut(),
             details=details,
         )
@@ -165,6 +180,7 @@ class LlamaBackend:
 
     def decode(self, rows: Sequence[tuple[Slot, Token]]) -> DecodeReport:
         slots = [slot for slot, _ in rows]
+        self._follow_load()
         self._gather(slots)
         of = self._streams.of
         ordered = sorted(rows, key=lambda row: of[row[0]])
@@ -238,7 +254,7 @@ def _sites(model: Model) -> Sites:
 
 
 def _choose_mode(
-    model: Model, template: object, sites: Sites, settings: EngineSettings
+    model: Model, template: object, sites: Sites, settings: EngineSettings, threads: int
 ) -> tuple[str, abi.OpCodes | None, SelfCheck | None]:
     """(why it is grouped, operation codes when it is mixed, what the self-check found)."""
     if settings.mode == "grouped":
@@ -247,7 +263,7 @@ def _choose_mode(
         if settings.n_gpu_layers:
             raise SelfCheckFailed("layers are on a GPU, and the mixer works on the CPU")
         codes = abi.verify()
-        return "", codes, self_check(model, template, sites, codes, settings.threads)
+        return "", codes, self_check(model, template, sites, codes, threads)
     except (abi.AbiMismatch, SelfCheckFailed) as reason:
         if settings.mode == "mixed":
             raise WorldFailed("engine_failed", f"Mixed mode is not possible: {reason}.", "Start with --mode auto.") from reason
