@@ -1,0 +1,115 @@
+"""`personae serve`: decides what the command line means, and speaks to whoever started us. The service itself is in personae.service.
+
+Standard output carries one JSON line when the service is ready and one when it is warm, and nothing else. Logs go to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from personae.cli.logs import log_to_stderr
+from personae.cli.models import find_model
+from personae.config import ServiceConfig
+from personae.engine.settings import EngineSettings
+from personae.errors import AskedWrong
+
+DEFAULT_PORT = 7777
+DEFAULT_CHARACTERS = Path("characters")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_TOKEN_BYTES = 255  # what PLAIN carries
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2", help="smollm2, the path of a GGUF file, or fake (default: smollm2)")
+    parser.add_argument("--characters", type=Path, metavar="DIR", help="folder of character packs (default: ./characters where it exists)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on; others than loopback need --token (default: 127.0.0.1)")
+    parser.add_argument("--port", type=_whole(0, 65_535), default=DEFAULT_PORT, help="0 takes any free one (default: %(default)s)")
+    parser.add_argument("--token", help="what every client must know; at most 255 bytes")
+    parser.add_argument("--slots", type=_whole(1, 256), default=8, help="NPCs that speak at the same time (default: %(default)s)")
+    parser.add_argument("--ctx", type=_whole(256, 1 << 20), default=2048, help="tokens of context for each (default: %(default)s)")
+    parser.add_argument("--threads", type=_whole(1, 512), help="threads of the engine (default: as many as the machine has cores that nobody else uses)")
+    parser.add_argument("--mode", choices=("auto", "mixed", "grouped"), default="auto", help="how voices are decoded (default: auto)")
+    parser.add_argument("--parent", type=_whole(1, 2**31 - 1), metavar="PID", help="exit when this process is gone")
+    parser.add_argument("--step-ms", type=_whole(1, 10_000), default=100, help="what one step should take at most (default: %(default)s)")
+    parser.add_argument(
+        "--heartbeat", type=_whole(10, 600_000), default=5_000, metavar="MS", help="clients speak this often (default: %(default)s)"
+    )
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="(default: info)")
+    parser.add_argument("--fake-step-ms", type=float, default=0.0, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = service_config(args)
+    from personae.service.app import Service  # here, so that bad arguments are told before anything heavy is imported
+
+    log = log_to_stderr(args.log_level)
+    try:
+        service = Service(config, announce=announce)
+        for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), lambda *_: service.stop())
+        service.run()
+    finally:
+        logging.root.removeHandler(log)
+        log.close()
+    return 0
+
+
+def service_config(args: argparse.Namespace) -> ServiceConfig:
+    if args.token is not None and not 1 <= len(args.token.encode()) <= MAX_TOKEN_BYTES:
+        raise AskedWrong("bad_arguments", f"A token has 1 to {MAX_TOKEN_BYTES} bytes.", "Choose another.")
+    engine = EngineSettings(
+        model=str(find_model(args.model)),
+        n_slots=args.slots,
+        n_ctx=args.ctx,
+        threads=args.threads or 0,
+        mode=args.mode,
+        fake_step_ms=args.fake_step_ms,
+    )
+    return ServiceConfig(
+        engine=engine,
+        characters=_characters(args.characters),
+        host=args.host,
+        port=args.port,
+        token=args.token,
+        step_ms=float(args.step_ms),
+        heartbeat_ms=args.heartbeat,
+        parent=args.parent,
+    )
+
+
+def announce(line: dict[str, Any]) -> None:
+    """One JSON line for the program that started us. It may have closed its end: that is no reason to stop."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+
+def _characters(given: Path | None) -> Path | None:
+    if given is None:
+        return DEFAULT_CHARACTERS.resolve() if DEFAULT_CHARACTERS.is_dir() else None
+    if not given.is_dir():
+        raise AskedWrong("bad_arguments", f"There is no folder {given}.", "--characters takes the folder that holds the packs.")
+    return given.resolve()
+
+
+def _whole(least: int, most: int) -> Any:
+    """An argparse type: a whole number within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{number} is not between {least} and {most}")
+        return number
+
+    return parse
