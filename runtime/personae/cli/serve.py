@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", help="what every client must know; at most 255 bytes")
     parser.add_argument("--slots", type=_whole(1, 256), default=8, help="NPCs that speak at the same time (default: %(default)s)")
     parser.add_argument("--ctx", type=_whole(256, 1 << 20), default=2048, help="tokens of context for each (default: %(default)s)")
-    parser.add_argument("--threads", type=_whole(1, 512), help="threads of the engine (default: as many as the machine has cores that nobody else uses)")
+    parser.add_argument("--threads", type=_whole(1, 512), help="threads of the engine (default: as many as there are idle cores)")
     parser.add_argument("--mode", choices=("auto", "mixed", "grouped"), default="auto", help="how voices are decoded (default: auto)")
     parser.add_argument("--parent", type=_whole(1, 2**31 - 1), metavar="PID", help="exit when this process is gone")
     parser.add_argument("--step-ms", type=_whole(1, 10_000), default=100, help="what one step should take at most (default: %(default)s)")
