@@ -1,0 +1,87 @@
+"""Who is in the conversation, and to whom a line is said. Decides what the names in a line mean; draws nothing and reads no key."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import cycle
+
+from personae.cli.cast import meant
+from personae.cli.terminal import COLOURS
+from personae.cli.voices import Voice, labels
+from personae.errors import AskedWrong
+from personae_client import Characters, Client, Npc, UnknownCharacter
+from personae_client import PersonaeError as ClientError
+
+
+class Room:
+    """The NPCs that we have spawned. Others may talk to a service at the same time: theirs are not ours to touch."""
+
+    def __init__(self, client: Client, player: str | None = None) -> None:
+        self.client = client
+        self.cast: Characters = client.characters()
+        self.voices: list[Voice] = []
+        self._player = player
+        self._colours = cycle(COLOURS)
+
+    @property
+    def character_ids(self) -> list[str]:
+        return [character.id for character in self.cast.characters]
+
+    def names(self) -> dict[str, str]:
+        """What each is called here, by NPC id: different for each."""
+        return dict(zip((voice.npc.id for voice in self.voices), labels(self.voices), strict=True))
+
+    def add(self, character: str) -> Voice:
+        """Another NPC, of a character by id or by name. AskedWrong, with the names there are."""
+        try:
+            npc = self._spawn(self._character_id(character))
+        except UnknownCharacter as error:
+            raise AskedWrong("bad_arguments", f"There is no character {character!r}.", meant(character, self.character_ids)) from error
+        self.voices.append(Voice(npc, next(self._colours)))
+        return self.voices[-1]
+
+    def leave(self, name: str) -> Voice:
+        """It is gone from the service, too."""
+        voice = self[name]
+        voice.npc.despawn()
+        self.voices.remove(voice)
+        return voice
+
+    def close(self) -> None:
+        """Leave the service as it was. It may be gone itself: no error then."""
+        with contextlib.suppress(ClientError):
+            while self.voices:
+                self.voices.pop().npc.despawn()
+
+    def __getitem__(self, name: str) -> Voice:
+        voice = self.find(name)
+        if voice is None:
+            raise AskedWrong("bad_arguments", f"Nobody here is called {name!r}.", meant(name, [voice.npc.id for voice in self.voices]))
+        return voice
+
+    def find(self, name: str) -> Voice | None:
+        """By id, by name, or by a word of the name; None when it is nobody's, or the word is of several."""
+        wanted = name.strip().casefold()
+        exact = [voice for voice in self.voices if wanted in (voice.npc.id.casefold(), voice.npc.name.casefold())]
+        found = exact or [voice for voice in self.voices if wanted in voice.npc.name.casefold().split()]
+        return found[0] if exact or len(found) == 1 else None
+
+    def addressed(self, line: str) -> tuple[list[Voice], str]:
+        """Who is meant, and what is said: `@pirate hello` and `pirate: hello` mean one, any other line everybody.
+
+        Only `@` insists on a name: "Listen: there is a dragon" is no line to somebody called Listen.
+        """
+        if line.startswith("@"):
+            name, _space, text = line[1:].partition(" ")
+            return [self[name.rstrip(":,")]], text.strip()
+        name, colon, text = line.partition(":")
+        one = self.find(name) if colon else None
+        return ([one], text.strip()) if one is not None else (list(self.voices), line)
+
+    def _spawn(self, character: str) -> Npc:
+        return self.client.spawn(character, player=self._player)
+
+    def _character_id(self, wanted: str) -> str:
+        """The id for an id or a name in any case; what is neither goes to the service as it is, which may know of newer packs."""
+        known = {name.casefold(): character.id for character in self.cast.characters for name in (character.name, character.id)}
+        return known.get(wanted.casefold(), wanted)
