@@ -44,11 +44,12 @@
 typedef uint16_t half; /* IEEE 754 binary16, as bits */
 
 enum {
-    PANEL = 32,         /* outputs of B kept together: 64 bytes a rank, one cache line */
-    MAX_RANK = 256,     /* of one matrix; bounds the scratch on each thread's stack */
-    MAX_ROWS = 2048,    /* of one decode; a prefill chunk is the largest */
-    MAX_ITEM = 8,       /* rows of one adapter that a thread takes at once: A and B stay in its cache for them */
-    N_THREADS_ALL = -1, /* ggml: as many tasks as threads */
+    PANEL = 32,          /* outputs of B kept together: 64 bytes a rank, one cache line */
+    MAX_RANK = 256,      /* of one matrix; bounds the scratch on each thread's stack */
+    MAX_ROWS = 2048,     /* of one decode; a prefill chunk is the largest */
+    MAX_WIDTH = 1 << 24, /* inputs or outputs of one matrix; keeps every product of sizes far from overflow */
+    MAX_ITEM = 8,        /* rows of one adapter that a thread takes at once: A and B stay in its cache for them */
+    N_THREADS_ALL = -1,  /* ggml: as many tasks as threads */
 };
 
 /* --- what ggml looks like (checked at run time, see above) --------------------------------------------------------- */
@@ -172,7 +173,7 @@ static bool choose_kernels(const char *wanted) { /* NULL: the best this CPU runs
 
 /* --- adapters, rows, sites ------------------------------------------------------------------------------------------ */
 
-typedef struct { const half *a, *b; int rank; float scale; } factors; /* rank 0: this matrix is not adapted */
+typedef struct { const half *a, *b; int rank; float scale; int n_in, n_out; } factors; /* rank 0: this matrix is not adapted */
 
 typedef struct {
     PyObject_HEAD
@@ -415,7 +416,8 @@ typedef struct { int index, rank; long long n_in, n_out; float scale; PyObject *
 
 static bool parse_matrix(PyObject *tuple, int n_sites, matrix_args *m) {
     if (!PyArg_ParseTuple(tuple, "iiLLfOO", &m->index, &m->rank, &m->n_in, &m->n_out, &m->scale, &m->a, &m->b)) return false;
-    if (m->index < 0 || m->index >= n_sites || m->rank < 1 || m->rank > MAX_RANK || m->n_in < 1 || m->n_out < 1) {
+    if (m->index < 0 || m->index >= n_sites || m->rank < 1 || m->rank > MAX_RANK || m->n_in < 1 || m->n_in > MAX_WIDTH ||
+        m->n_out < 1 || m->n_out > MAX_WIDTH) {
         PyErr_Format(PyExc_ValueError, "matrix %d of rank %d, %lld x %lld is out of range", m->index, m->rank, m->n_in, m->n_out);
         return false;
     }
@@ -431,7 +433,7 @@ static bool take_matrix(adapter_object *self, const matrix_args *m, half **free_
     memcpy(to_a, a.buf, a.len);
     pack_panels(to_b, b.buf, m->n_out, m->rank);
     Py_END_ALLOW_THREADS
-    self->sites[m->index] = (factors) { to_a, to_b, m->rank, m->scale };
+    self->sites[m->index] = (factors) { to_a, to_b, m->rank, m->scale, (int) m->n_in, (int) m->n_out };
     *free_memory = to_a + halves_of(m->n_in, m->n_out, m->rank);
     PyBuffer_Release(&a);
     PyBuffer_Release(&b);
@@ -501,6 +503,7 @@ static int mixer_init(PyObject *object, PyObject *args, PyObject *kwargs) {
         const char *name;
         long long n_in, n_out;
         if (!PyArg_ParseTuple(PyList_GetItem(list, i), "sLL", &name, &n_in, &n_out)) return -1;
+        if (n_in < 1 || n_in > MAX_WIDTH || n_out < 1 || n_out > MAX_WIDTH) { PyErr_Format(PyExc_ValueError, "%s is %lld x %lld", name, n_in, n_out); return -1; }
         if (strlen(name) >= sizeof m->sites[i].name) { PyErr_Format(PyExc_ValueError, "name too long: %s", name); return -1; }
         m->sites[i].mixer = m;
         m->sites[i].index = (int) i;
@@ -532,16 +535,29 @@ static void append_row(row_table *table, const adapter_object *adapter, float sc
     else table->items[table->n_items++] = (item) { adapter, scale, row, 1 };
 }
 
+/* Tables of other shapes than the graph's would be read past their end. */
+static bool is_for(const mixer_object *m, PyObject *object) {
+    const adapter_object *adapter = (adapter_object *) object;
+    if (!PyObject_TypeCheck(object, (PyTypeObject *) adapter_type) || adapter->n_sites != m->n_sites) return false;
+    for (int s = 0; s < m->n_sites; s++) {
+        const factors *f = &adapter->sites[s];
+        if (f->rank && (f->n_in != m->sites[s].n_in || f->n_out != m->sites[s].n_out)) return false;
+    }
+    return true;
+}
+
 static bool check_rows(mixer_object *m, PyObject *adapters, PyObject *scales, PyObject *wants) {
     const Py_ssize_t n = PyList_Size(adapters);
     if (n < 1 || n > MAX_ROWS || PyList_Size(scales) != n || PyList_Size(wants) != n) {
         PyErr_Format(PyExc_ValueError, "%zd rows: adapters, scales and wants must have one entry a row, at most %d", n, MAX_ROWS);
         return false;
     }
+    if (!m->n_sites) { PyErr_SetString(PyExc_ValueError, "this mixer was not initialised"); return false; }
+    PyObject *checked = Py_None; /* a chunk's rows all have one adapter */
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *adapter = PyList_GetItem(adapters, i);
-        if (adapter == Py_None) continue;
-        if (!PyObject_TypeCheck(adapter, (PyTypeObject *) adapter_type) || ((adapter_object *) adapter)->n_sites != m->n_sites) {
+        if (adapter == checked) continue;
+        if (adapter != Py_None && !is_for(m, checked = adapter)) {
             PyErr_Format(PyExc_TypeError, "row %zd: not an adapter of this mixer", i);
             return false;
         }
@@ -650,7 +666,8 @@ static PyObject *delta(PyObject *module, PyObject *args) {
     PyObject *object, *result = NULL;
     (void) module;
     if (!PyArg_ParseTuple(args, "O!iLLOf", adapter_type, &adapter, &index, &n_in, &n_out, &object, &scale)) return NULL;
-    if (index < 0 || index >= adapter->n_sites || !adapter->sites[index].rank) return PyErr_Format(PyExc_ValueError, "no matrix %d", index);
+    if (index < 0 || index >= adapter->n_sites || !adapter->sites[index].rank || adapter->sites[index].n_in != n_in || adapter->sites[index].n_out != n_out)
+        return PyErr_Format(PyExc_ValueError, "no matrix %d of %lld x %lld", index, n_in, n_out);
     if (!get_buffer(object, &x, n_in * (Py_ssize_t) sizeof(float), "x")) return NULL;
     float *out = calloc(n_out, sizeof *out);
     if (out) {

@@ -6,6 +6,7 @@ here by its length alone; which tokens those are is the scheduler's business.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from personae.engine.threads import Team, physical_cores
 from personae.errors import AskedWrong, OurBug, WorldFailed
 from personae.packs.lora import read_lora
 from personae.types import AdapterKey, AdapterUse, MixMode, ModelCard, SamplingParams, Slot, Token
+
+_SEAL_BYTES, _LENGTH_BYTES = 16, 4  # in front of an exported state
 
 
 class LlamaBackend:
@@ -170,6 +173,8 @@ class LlamaBackend:
 
     def prefill(self, slot: Slot, tokens: Sequence[Token], *, wants_logits: bool) -> None:
         at, n = self._lengths[slot], len(tokens)
+        if not 0 < n <= self._settings.prefill_chunk:
+            raise OurBug("internal", f"A chunk of {n} tokens was to be prefilled.")
         if at + n > self._card.n_ctx:
             raise AskedWrong("context_full", f"{n} tokens do not fit after the {at} of slot {slot}.", "Raise --ctx.")
         stream, last = self._streams.of[slot], n - 1
@@ -229,19 +234,29 @@ class LlamaBackend:
         return self._lengths[slot]
 
     def copy(self, source: Slot, target: Slot) -> None:
+        if source == target:
+            return
+        self._logits.pop(target, None)
         self._context.copy(self._streams.of[source], self._streams.of[target])
         self._lengths[target] = self._lengths[source]
         self._uses[target] = self._uses[source]
 
     def export(self, slot: Slot) -> bytes:
-        return self._lengths[slot].to_bytes(4, "little") + self._context.export(self._streams.of[slot])
+        body = self._lengths[slot].to_bytes(_LENGTH_BYTES, "little") + self._context.export(self._streams.of[slot])
+        return self._seal(body) + body
 
     def restore(self, slot: Slot, blob: bytes) -> int:
-        n = int.from_bytes(blob[:4], "little")
-        fits = n <= self._card.n_ctx and self._context.restore(self._streams.of[slot], blob[4:])
-        self._lengths[slot] = n if fits else 0
-        self._logits.pop(slot, None)
+        self.cut(slot, 0)
+        seal, body = blob[:_SEAL_BYTES], blob[_SEAL_BYTES:]
+        if seal == self._seal(body) and self._context.restore(self._streams.of[slot], body[_LENGTH_BYTES:]):
+            self._lengths[slot] = int.from_bytes(body[:_LENGTH_BYTES], "little")
         return self._lengths[slot]
+
+    def _seal(self, body: bytes) -> bytes:
+        """What a state must begin with to be this model's, context's and build's, and whole: llama.cpp takes others for its own."""
+        card = self._card
+        home = f"{api.LIB_VERSION} {card.content_hash} {card.n_ctx} {self._settings.flash_attention}"
+        return hashlib.blake2b(body, digest_size=_SEAL_BYTES, key=hashlib.sha256(home.encode()).digest()).digest()
 
 
 def _sites(model: Model) -> Sites:

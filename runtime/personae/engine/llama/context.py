@@ -74,7 +74,7 @@ class Context:
         self._logits = np.ctypeslib.as_array(self._batch.logits, (n,))
         np.ctypeslib.as_array(self._batch.n_seq_id, (n,))[:] = 1
         self._seq_ids = [self._batch.seq_id[i] for i in range(n)]
-        self._state = (ctypes.c_uint8 * 0)()
+        self._rooms: list[Any] = [(ctypes.c_uint8 * 0)(), (ctypes.c_uint8 * 0)()]
 
     # --- decoding -------------------------------------------------------------------------------------------------
 
@@ -117,23 +117,27 @@ class Context:
         return bool(api.lib.llama_memory_seq_rm(self._memory, stream, keep, -1))
 
     def copy(self, source: int, target: int) -> None:
-        """The whole stream; what the target held is gone."""
-        self.cut(target, 0)
-        api.lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        """The whole stream; what the target held is gone.
+
+        Not by llama.cpp's seq_cp: between streams it copies the books at once and the contents at the next decode, so that an
+        export or a swap before that one would move what the target held earlier.
+        """
+        self._place(target, *self._exported(source, 0))
 
     def export(self, stream: int) -> bytes:
         """The stream's state, exact. llama.cpp's format: good for this build, model, context size and KV types."""
-        return bytes(self._exported(stream))
+        state, n = self._exported(stream, 0)
+        return bytes(memoryview(state)[:n])
 
-    def _exported(self, stream: int) -> memoryview:
-        """As `export`, in a buffer of our own that the next call reuses."""
+    def _exported(self, stream: int, room: int) -> tuple[Any, int]:
+        """(buffer, bytes used) in one of two buffers of our own; fresh memory would cost more than the copy."""
         size = int(api.lib.llama_state_seq_get_size(self.handle, stream))
-        if size > len(self._state):
-            self._state = (ctypes.c_uint8 * (size + size // 4))()
-        n = int(api.lib.llama_state_seq_get_data(self.handle, self._state, size, stream))
+        if size > len(self._rooms[room]):
+            self._rooms[room] = (ctypes.c_uint8 * (size + size // 4))()
+        n = int(api.lib.llama_state_seq_get_data(self.handle, self._rooms[room], size, stream))
         if not n:
             raise OurBug("internal", f"The state of stream {stream} could not be exported: {api.why('no reason given')}.")
-        return memoryview(self._state)[:n]
+        return self._rooms[room], n
 
     def restore(self, stream: int, blob: bytes) -> bool:
         """False when llama.cpp does not take it; the stream is empty then."""
@@ -146,12 +150,12 @@ class Context:
 
     def swap(self, a: int, b: int, *, b_is_empty: bool) -> None:
         """Exchange what two streams hold."""
-        of_b = b"" if b_is_empty else self.export(b)
-        of_a = self._exported(a)
-        self._place(b, (ctypes.c_uint8 * len(of_a)).from_buffer(of_a), len(of_a))
+        of_a = self._exported(a, 0)
+        of_b = None if b_is_empty else self._exported(b, 1)
+        self._place(b, *of_a)
         self.cut(a, 0)
         if of_b:
-            self._place(a, (ctypes.c_uint8 * len(of_b)).from_buffer_copy(of_b), len(of_b))
+            self._place(a, *of_b)
 
     def _place(self, stream: int, state: Any, n: int) -> None:
         self.cut(stream, 0)

@@ -21,8 +21,8 @@ from personae.engine.llama.context import Context, Row
 from personae.engine.llama.lora_file import write_lora, zero_pairs
 from personae.engine.llama.model import Model
 from personae.engine.mixer import Sites, tables
-from personae.errors import OurBug
-from personae.packs.lora import Lora
+from personae.errors import AskedWrong, OurBug
+from personae.packs.lora import Lora, adapter_key
 from personae.types import AdapterKey, AdapterUse
 
 Logits = npt.NDArray[np.float32]
@@ -122,7 +122,13 @@ class Grouped:
 
     def install(self, key: AdapterKey, prepared: Prepared) -> None:
         if key not in self._adapters:
+            self._check_unchanged(key, prepared.lora_path)
             self._adapters[key] = self._model.load_adapter(prepared.lora_path)
+
+    def _check_unchanged(self, key: AdapterKey, path: Path) -> None:
+        """llama.cpp reads the file again, and aborts on some that read_lora would refuse."""
+        if adapter_key(path) != key:
+            raise AskedWrong("adapter_unreadable", f"Adapter '{path.name}' changed on disk while it was loaded.", "Ask again.")
 
     def free(self, key: AdapterKey) -> None:
         adapter = self._adapters.pop(key, None)

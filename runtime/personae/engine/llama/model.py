@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def _header(path: Path) -> GgufHeader:
         return read_header(path)
     except AskedWrong as error:
         code = "model_missing" if error.code.endswith("_missing") else "model_unreadable"
-        raise WorldFailed(code, f"Model {error.message}", "Give the path of a whole GGUF model file.") from error
+        reason = error.message.replace(f"'{path.name}'", f"'{path}'", 1)  # which of the machine's many models is half the finding
+        raise WorldFailed(code, f"Model {reason}", "Give the path of a whole GGUF model file.") from error
 
 
 class Model:
@@ -50,7 +52,7 @@ class Model:
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = self.uses_extra_buffers = not api.has_amx()
         api.forget_errors()
-        self.handle: Any = api.lib.llama_model_load_from_file(str(self.path).encode(), params)
+        self.handle: Any = api.lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self.handle:
             reason = api.why("llama.cpp gave no reason")
             hint = "Is the file whole, and of an architecture this llama.cpp knows?"
@@ -83,7 +85,7 @@ class Model:
     def load_adapter(self, path: Path) -> Any:
         """A pointer to an adapter of llama.cpp's own. Only for files packs/lora.py has read: others may abort the process."""
         api.forget_errors()
-        adapter = api.lib.llama_adapter_lora_init(self.handle, str(path).encode())
+        adapter = api.lib.llama_adapter_lora_init(self.handle, os.fsencode(path))
         if not adapter:
             raise AskedWrong("adapter_unreadable", f"Adapter '{path.name}' was refused by llama.cpp: {api.why('no reason given')}.")
         return adapter

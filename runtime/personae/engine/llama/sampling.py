@@ -2,9 +2,9 @@
 
 The order of the chain: grammar, logit bias, penalties, DRY, top-k, top-p, min-p, temperature, draw.
 
-Most of the cost of a draw is walking 49,000 (or 262,000) candidates through that chain. Penalties can only lower the tokens they
+Most of the cost of a draw is walking 49,000 (or 262,000) candidates through that chain. Penalties lower the tokens they
 look back on, so the k best of all are among the k + look-back best before them: we hand the chain those and leave out the rest.
-A logit bias may lift any token and a grammar may forbid any number of the best, so with either the chain sees the whole vocabulary.
+A logit bias or a negative penalty may lift any token and a grammar may forbid any number of the best: then the chain sees them all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from personae.types import SamplingParams, Token
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 _BREAKERS = (b"\n", b":", b'"', b"*")  # where DRY starts over: the defaults of its author
 _GROUP = 64  # logits of which only the largest is looked at first
+_MAX_GROUPS = 4000  # opening parentheses of a grammar: llama.cpp's parser recurses, and 20,000 of them overflow its stack
+_RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: llama.cpp takes it for "draw one by chance"
 _DRY_ROOM = 256  # tokens DRY may lower in one step that we make room for; it lowers one for each earlier repeat
 
 
@@ -84,7 +86,7 @@ class LlamaSampler:
             self._add(_bias(model, params.logit_bias))
         reach = self._add_penalties(model, params)
         greedy = params.temperature <= 0
-        if params.grammar is None and not params.logit_bias and (greedy or params.top_k > 0):
+        if not _may_lift(params) and (greedy or params.top_k > 0):
             self._most = (1 if greedy else params.top_k) + reach
         if greedy:
             self._add(self._lib.llama_sampler_init_greedy())
@@ -96,7 +98,7 @@ class LlamaSampler:
         if params.min_p > 0:
             self._add(self._lib.llama_sampler_init_min_p(params.min_p, 1))
         self._add(self._lib.llama_sampler_init_temp(params.temperature))
-        self._add(self._lib.llama_sampler_init_dist((params.seed or 0) & 0xFFFFFFFF))
+        self._add(self._lib.llama_sampler_init_dist(_seed(params)))
 
     def _add_penalties(self, model: Model, params: SamplingParams) -> int:
         """Returns how many tokens they may lower."""
@@ -115,7 +117,7 @@ class LlamaSampler:
                 model.vocab, params.dry_multiplier, params.dry_base, params.dry_allowed_length, last_n, breakers, len(_BREAKERS)
             )
             self._looks_back.append(dry)
-            reach += _DRY_ROOM
+            reach += _DRY_ROOM if params.dry_allowed_length > 1 else last_n
         for sampler in self._looks_back:
             self._add(sampler)
         return reach
@@ -147,9 +149,24 @@ class LlamaSampler:
         self._chain, self._looks_back = None, []
 
 
+def _may_lift(params: SamplingParams) -> bool:
+    """Whether a token may end up higher among the others than its logit says."""
+    rewards = params.repeat_penalty < 1 or params.frequency_penalty < 0 or params.presence_penalty < 0
+    return params.grammar is not None or bool(params.logit_bias) or rewards
+
+
+def _seed(params: SamplingParams) -> int:
+    seed = (params.seed or 0) & 0xFFFFFFFF
+    return seed if seed != _RANDOM_SEED else 0
+
+
 def _grammar(model: Model, text: str) -> Any:
+    if not text:  # llama.cpp takes it for "no grammar"
+        raise AskedWrong("bad_grammar", "The grammar is empty.", "Write GBNF with a rule `root`, or leave it out.")
+    if text.count("(") > _MAX_GROUPS:
+        raise AskedWrong("bad_grammar", f"The grammar has more than {_MAX_GROUPS} groups.", "Name its parts in rules of their own.")
     api.forget_errors()
-    sampler = api.lib.llama_sampler_init_grammar(model.vocab, text.encode(), b"root")
+    sampler = api.lib.llama_sampler_init_grammar(model.vocab, text.encode("utf-8", "replace"), b"root")
     if not sampler:
         raise AskedWrong(
             "bad_grammar", f"The grammar cannot be compiled: {api.why('it has no rule root')}.", "Write GBNF with a rule `root`."
