@@ -169,7 +169,7 @@ def test_endless_mistakes_end_in_a_bounded_list_and_time() -> None:
 
 
 def test_sampling_and_limits_have_the_fields_of_the_engine() -> None:
-    assert {field.name for field in fields(SamplingParams)} - set(Sampling.model_fields) == {"logit_bias"}  # token numbers of one model
+    assert {field.name for field in fields(SamplingParams)} - set(Sampling.model_fields) == {"logit_bias", "grammar"}
     assert {field.name for field in fields(Limits)} == set(TurnLimits.model_fields)
     assert set(Sampling.model_fields) <= {field.name for field in fields(SamplingParams)}
 

@@ -63,7 +63,10 @@ class Adapter(_Table):
 
 
 class Sampling(_Table):
-    """How the next word is drawn. What is left out is up to the service."""
+    """How the next word is drawn. What is left out is up to the service.
+
+    No grammar and no logit bias: token ids belong to one model, and a grammar of a hundred optional letters holds a step for seconds.
+    """
 
     temperature: float | None = Field(default=None, ge=0, le=5, description="0 always takes the likeliest word.")
     top_k: int | None = Field(default=None, ge=0, le=100_000, description="Only the k likeliest; 0 is off.")
@@ -78,7 +81,6 @@ class Sampling(_Table):
     dry_allowed_length: int | None = Field(default=None, ge=1, le=64, description="Tokens that may repeat before DRY counts.")
     dry_last_n: int | None = Field(default=None, ge=-1, le=8192, description="Tokens looked back at by DRY; -1 is all.")
     seed: int | None = Field(default=None, ge=0, le=2**32 - 1, description="The same seed and prompt give the same reply.")
-    grammar: Exact | None = Field(default=None, min_length=1, max_length=65_536, description="GBNF with the rule `root`, for every reply.")
 
 
 class TurnLimits(_Table):
