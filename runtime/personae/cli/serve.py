@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from personae.cli.logs import log_to_stderr
-from personae.cli.models import find_model
+from personae.cli.models import FAKE, find_model
 from personae.config import ServiceConfig
 from personae.engine.settings import EngineSettings
-from personae.errors import AskedWrong
+from personae.engine.threads import physical_cores
+from personae.errors import AskedWrong, PersonaeError
 
 DEFAULT_PORT = 7777
 DEFAULT_CHARACTERS = Path("characters")
+FORMATS = ("as-is", "q4_0", "q8_0")  # engine/llama/formats.py, which needs llama-cpp-python to be imported
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_TOKEN_BYTES = 255  # what PLAIN carries
 
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on; others than loopback need --token (default: 127.0.0.1)")
     parser.add_argument("--port", type=_whole(0, 65_535), default=DEFAULT_PORT, help="0 takes any free one (default: %(default)s)")
     parser.add_argument("--token", help="what every client must know; at most 255 bytes")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="convert the model once and keep it (default: as-is)")
     parser.add_argument("--slots", type=_whole(1, 256), default=8, help="NPCs that speak at the same time (default: %(default)s)")
     parser.add_argument("--ctx", type=_whole(256, 1 << 20), default=2048, help="tokens of context for each (default: %(default)s)")
     parser.add_argument("--threads", type=_whole(1, 512), help="threads of the engine (default: as many as there are idle cores)")
@@ -66,7 +69,7 @@ def service_config(args: argparse.Namespace) -> ServiceConfig:
     if args.token is not None and not 1 <= len(args.token.encode()) <= MAX_TOKEN_BYTES:
         raise AskedWrong("bad_arguments", f"A token has 1 to {MAX_TOKEN_BYTES} bytes.", "Choose another.")
     engine = EngineSettings(
-        model=str(find_model(args.model)),
+        model=str(in_format(find_model(args.model), args.format)),
         n_slots=args.slots,
         n_ctx=args.ctx,
         threads=args.threads or 0,
@@ -83,6 +86,21 @@ def service_config(args: argparse.Namespace) -> ServiceConfig:
         heartbeat_ms=args.heartbeat,
         parent=args.parent,
     )
+
+
+def in_format(model: Path, format: str) -> Path:
+    """The file to load. A conversion that fails is no reason not to serve: the model is then used as it is."""
+    if format == FORMATS[0] or str(model) == FAKE:
+        return model
+    try:
+        from personae.engine.llama.formats import resolve
+
+        return resolve(model, format, physical_cores())
+    except ModuleNotFoundError:  # llama-cpp-python is missing, which the engine will say itself
+        return model
+    except PersonaeError as failure:
+        print(f"personae: {failure.message} The model is used as it is.", file=sys.stderr)
+        return model
 
 
 def announce(line: dict[str, Any]) -> None:
