@@ -227,7 +227,7 @@ class Stage:
     """Scheduler, engine and clock. Every event goes through `tell`, which checks what must hold for any answer."""
 
     def __init__(self, n_slots: int = 2, n_ctx: int = 400, is_up: bool = True, end_every: int = 0, **settings: Any) -> None:
-        self.config = SchedulerConfig(**settings)
+        self.config = SchedulerConfig(**{"pace_ms": 0.0, **settings})  # 0: every voice in every step, so that steps can be counted
         self.scheduler = Scheduler(self.config)
         self.engine = ModelEngine(n_slots, n_ctx, self.config.max_adapters, end_every)
         self.now_ms = 1000.0

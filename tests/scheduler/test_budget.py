@@ -115,3 +115,49 @@ def test_statistics_tell_rows_and_mixed_decodes() -> None:
     assert 1.0 <= float(str(statistics["rows_per_decode"])) <= 2.0
     assert statistics["parked"] == 2
     assert statistics["waiting"] == 0
+
+
+def test_while_a_prompt_waits_voices_go_on_at_the_pace_of_a_reader() -> None:
+    stage = Stage(n_slots=3, step_ms=20.0, min_chunk=4, pace_ms=200.0)
+    speaking = stage.ask("anna", range(1, 6), max_tokens=60)
+    while speaking not in stage.spoken:
+        stage.step()
+    stage.step()
+    asked_ms, heard = stage.now_ms, len(stage.spoken[speaking])
+    waiting = stage.ask("bob", range(100, 300))
+    while waiting not in stage.spoken:
+        stage.step()
+    words = len(stage.spoken[speaking]) - heard
+    assert words >= (stage.now_ms - asked_ms) // 200.0 - 1
+    assert words < len(stage.orders(RunStep))
+    stage.settle()
+
+
+def test_a_players_voice_is_not_slowed_by_an_ambient_prompt() -> None:
+    stage = Stage(n_slots=3, step_ms=20.0, min_chunk=4, pace_ms=10_000.0)
+    player = stage.ask("anna", range(1, 6), max_tokens=60)
+    while player not in stage.spoken:
+        stage.step()
+    stage.ask("bob", range(100, 300), priority=Priority.AMBIENT)
+    for _ in range(3):
+        stage.step()
+        assert player in stage.orders(RunStep)[-1].decode
+
+
+def test_the_last_few_tokens_of_a_prompt_do_not_cost_a_decode_of_their_own() -> None:
+    budget = StepBudget(SchedulerConfig(min_chunk=4))
+    assert budget.share(tokens_left=40, prompt_left=48, is_first=True) == 48
+    assert budget.share(tokens_left=40, prompt_left=60, is_first=True) == 40
+
+
+def test_a_prompt_that_the_next_step_can_take_whole_is_not_begun_beside_the_rows() -> None:
+    stage = Stage(n_slots=3, step_ms=100.0, pace_ms=200.0)
+    speaking = stage.ask("anna", range(1, 6), max_tokens=60)
+    while speaking not in stage.spoken:
+        stage.step()
+    stage.now_ms += 300.0
+    stage.step()
+    waiting = stage.ask("bob", range(100, 148))  # 48 tokens: a step's worth at the guessed price, but not beside a row
+    while waiting not in stage.spoken:
+        stage.step()
+    assert [len(chunk.tokens) for order in stage.orders(RunStep) for chunk in order.prefill if chunk.turn == waiting] == [48]

@@ -28,6 +28,7 @@ class Tangle:
             max_adapters=self.random.choice((1, 2, 3, 8)),
             max_waiting=self.random.choice((2, 5, 100)),
             ageing_ms=200.0,
+            pace_ms=self.random.choice((0.0, 40.0, 200.0)),
         )
         self.histories: dict[str, tuple[int, ...]] = {}
         self.shared = tuple(self.random.choices(range(1, 50), k=8))  # a beginning that several NPCs have in common

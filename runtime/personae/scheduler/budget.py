@@ -10,6 +10,7 @@ from personae.scheduler.settings import SchedulerConfig
 
 WEIGHT = 0.2  # of a new measurement in its average: follows a busy machine within ten steps, shrugs at one slow step
 FULL_WEIGHT_TOKENS = 64  # a shorter prefill says less about the price of a token: its decode has a fixed cost
+STRETCH = 1.25  # of the time left for prefill, when that ends a prompt: another decode for its last few tokens would cost more
 GUESS_PREFILL_MS = 2.0  # a token, until measured: a small quantized model on two CPU threads
 GUESS_DECODE_MS = 15.0  # one row, until measured
 GUESS_ROW_MS = 5.0  # each further row, until measured
@@ -21,6 +22,14 @@ class StepBudget:
         self._prefill_ms = GUESS_PREFILL_MS  # a token
         self._has_measured_prefill = False
         self._decode_ms: dict[int, float] = {}  # rows -> ms of the whole decode
+        self._decoded_at_ms = float("-inf")  # when the last decode was ordered
+
+    def is_due(self, now_ms: float) -> bool:
+        """Whether the voices have been silent for as long as they may be."""
+        return now_ms - self._decoded_at_ms >= self._config.pace_ms
+
+    def note_decode(self, now_ms: float) -> None:
+        self._decoded_at_ms = now_ms
 
     def note(self, rows: int, decode_ms: float, prefill_tokens: int, prefill_ms: float) -> None:
         """What one step took, in ms."""
@@ -54,11 +63,16 @@ class StepBudget:
         left_ms = self._config.step_ms - self.decode_ms(rows)
         return max(self._config.min_chunk, int(left_ms / self.prefill_ms))
 
+    def would_split(self, prompt_left: int, rows: int) -> bool:
+        """Whether a prompt that fits into a step of its own does not fit beside so many rows."""
+        fits = self.share(self.prefill_tokens(0), prompt_left, True) == prompt_left
+        return fits and self.share(self.prefill_tokens(rows), prompt_left, True) < prompt_left
+
     def share(self, tokens_left: int, prompt_left: int, is_first: bool) -> int:
         """The next chunk of one prompt, 0 for none. A sliver at the end of the budget is left to the next step: each chunk is a
         decode of its own and costs one whatever its length."""
         longest = min(prompt_left, self._config.prefill_chunk)
-        n_tokens = min(tokens_left, longest)
+        n_tokens = longest if longest <= tokens_left * STRETCH else min(tokens_left, longest)
         if not is_first and n_tokens < min(self._config.min_chunk, longest):
             return 0
         return max(0, n_tokens)

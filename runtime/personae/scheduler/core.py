@@ -171,7 +171,7 @@ class Scheduler:
             self._orders += [Command(order) for order in self._admission.walk(self._now_ms, self._n_ctx, may_begin=is_idle)]
             self._stirred = not is_idle
         if is_idle:
-            self._flight = plan(self._slots.busy(), self._budget, self._now_ms, self._config.ageing_ms)
+            self._flight = plan(self._slots.busy(), self._budget, self._now_ms, self._config)
             if self._flight is not None:
                 self._orders.append(Command(self._flight.order()))
 
@@ -309,7 +309,9 @@ class Scheduler:
             return
         assert all(turn in busy for turn in self._flight.turns.values()), "a turn of the step has left its slot"
         assert all(not turn.ended or turn in self._flight for turn in busy), "a turn that has ended holds a slot and no step needs it"
-        assert all(turn in self._flight for turn in busy if turn.pending is not None), "a speaking turn is left out of the step"
+        left_out = [turn for turn in busy if turn.pending is not None and turn not in self._flight]
+        assert not left_out or self._flight.chunks, "a speaking turn is left out of a step that prefills nothing"
+        assert self._flight.decode or self._flight.chunks, "an empty step"
 
     def statistics(self) -> dict[str, object]:
         """Plain values with string keys, ready for the wire."""

@@ -13,6 +13,7 @@ from personae.engine.batch import PrefillChunk, RowDone, RunStep, StepDone
 from personae.errors import OurBug
 from personae.scheduler.budget import StepBudget
 from personae.scheduler.sequence import Sequence
+from personae.scheduler.settings import SchedulerConfig
 from personae.types import TurnId
 
 
@@ -66,22 +67,35 @@ class Flight:
         return [turn for name, turn in self.turns.items() if not turn.ended and name not in answered]
 
 
-def plan(busy: list[Sequence], budget: StepBudget, now_ms: float, ageing_ms: float) -> Flight | None:
-    """The next step: all speaking turns decode; prompts are prefilled by class and age as far as the time goes. None: nothing to do."""
-    decode = [turn for turn in busy if turn.pending is not None]
+def plan(busy: list[Sequence], budget: StepBudget, now_ms: float, config: SchedulerConfig) -> Flight | None:
+    """The next step: speaking turns decode; prompts are prefilled by class and age as far as the time goes. None: nothing to do.
+
+    A decode of few rows costs nearly as much as one of many, and the first word is what people wait for. So while a prompt waits, voices
+    of its class or below speak at the pace of a reader, no faster; the time saved goes to the prompt, and they catch up after it.
+    """
     prompts = [turn for turn in busy if turn.prompt_left > 0]
+    prompts.sort(key=lambda turn: (turn.class_at(now_ms, config.ageing_ms), turn.number))
+    decode = [turn for turn in busy if turn.pending is not None]
+    urgent = [
+        turn for turn in decode if prompts and turn.class_at(now_ms, config.ageing_ms) < prompts[0].class_at(now_ms, config.ageing_ms)
+    ]
+    if prompts and not budget.is_due(now_ms):
+        decode = urgent
     if not decode and not prompts:
         return None
-    prompts.sort(key=lambda turn: (turn.class_at(now_ms, ageing_ms), turn.number))
-    chunks = list(_chunks(prompts, budget, len(decode)))
+    if decode:
+        budget.note_decode(now_ms)
+    may_wait = bool(decode) and not urgent and config.pace_ms > 0  # the next step has no rows
+    chunks = list(_chunks(prompts, budget, len(decode), may_wait))
     turns = {turn.turn: turn for turn in decode}
     named = {chunk.turn for chunk in chunks}
     turns.update((turn.turn, turn) for turn in prompts if turn.turn in named)
     return Flight(decode, chunks, turns)
 
 
-def _chunks(prompts: list[Sequence], budget: StepBudget, rows: int) -> Iterator[PrefillChunk]:
-    if not prompts:
+def _chunks(prompts: list[Sequence], budget: StepBudget, rows: int, may_wait: bool) -> Iterator[PrefillChunk]:
+    """`may_wait`: a prompt that the next step can take whole is not begun in this one; each piece of it would be a decode of its own."""
+    if not prompts or (may_wait and budget.would_split(prompts[0].prompt_left, rows)):
         return
     tokens_left, is_first = budget.prefill_tokens(rows), True
     for turn in prompts:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     step_ms: float = 100.0  # target of one step: a new line of the player is picked up within it
+    pace_ms: float = 200.0  # while somebody waits for a first word, a voice that is heard goes on this often: 5 tokens/s, as people read
     min_chunk: int = 16  # prompt tokens that every step prefills even when the decode has used up its time
     prefill_chunk: int = 256  # most tokens of one prefill decode; the engine's own setting of that name is the same number
     max_adapters: int = 256  # resident at once; 0: only turns without adapter are served
@@ -24,3 +25,4 @@ class SchedulerConfig:
         assert self.players_in_a_row >= 1, "players_in_a_row must be at least 1"
         assert self.ageing_ms > 0, "ageing_ms must be positive"
         assert self.step_ms > 0, "step_ms must be positive"
+        assert self.pace_ms >= 0, "pace_ms must not be negative"
