@@ -22,7 +22,7 @@ from typing import Any
 
 from personae import __version__
 from personae.cli import cpu, ports
-from personae.cli.models import FAKE, find_model
+from personae.cli.models import AUTO, FAKE, find_model, format_for
 from personae.cli.serve import DEFAULT_CHARACTERS, DEFAULT_PORT
 from personae.engine.batch import EngineReady, Result
 from personae.engine.settings import EngineSettings
@@ -230,7 +230,7 @@ def _of_model(args: argparse.Namespace, *, can_measure: bool) -> Iterator[Findin
         return
     yield from engine_findings(started)
     if can_measure and path != Path(FAKE):
-        yield from _measured(path, settings)
+        yield from _measured(path, settings, format_for(args.model, AUTO))
 
 
 def start_engine(settings: EngineSettings) -> ModelCard | EngineDied:
@@ -258,13 +258,13 @@ def engine_findings(card: ModelCard) -> Iterator[Finding]:
         yield Finding("engine", f"grouped mode, one decode for each voice: {card.mode_reason}.", False, remedy)
 
 
-def _measured(path: Path, settings: EngineSettings) -> Iterator[Finding]:
-    """Imported here: it loads llama.cpp into this process, and wants the engine's environment before."""
+def _measured(path: Path, settings: EngineSettings, format: str) -> Iterator[Finding]:
+    """`format`: what `serve` runs. Imported here: it loads llama.cpp into this process, and wants the engine's environment before."""
     os.environ.update(engine_environment(physical_cores(), os.environ))
     from personae.cli.bench import speeds
     from personae.engine.llama import formats
 
-    now = speeds.Setup(formats.AS_IS, bool(settings.flash_attention), physical_cores())
+    now = speeds.Setup(format, bool(settings.flash_attention), physical_cores())
     try:
         models = {name: formats.resolve(path, name, physical_cores()) for name in formats.FORMATS}
         measured = speeds.measure(models, sorted({1, now.threads}), (False, True), TURNS)

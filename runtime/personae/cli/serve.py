@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from personae.cli.logs import log_to_stderr
-from personae.cli.models import FAKE, find_model
+from personae.cli.models import AS_IS, AUTO, FAKE, find_model, format_for
 from personae.config import ServiceConfig
 from personae.engine.settings import EngineSettings
 from personae.engine.threads import physical_cores
@@ -23,7 +23,7 @@ from personae.errors import AskedWrong, PersonaeError
 
 DEFAULT_PORT = 7777
 DEFAULT_CHARACTERS = Path("characters")
-FORMATS = ("as-is", "q4_0", "q8_0")  # engine/llama/formats.py, which needs llama-cpp-python to be imported
+FORMATS = (AUTO, AS_IS, "q4_0", "q8_0")  # of engine/llama/formats.py, which needs llama-cpp-python to be imported
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_TOKEN_BYTES = 255  # what PLAIN carries
 
@@ -34,10 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on; others than loopback need --token (default: 127.0.0.1)")
     parser.add_argument("--port", type=_whole(0, 65_535), default=DEFAULT_PORT, help="0 takes any free one (default: %(default)s)")
     parser.add_argument("--token", help="what every client must know; at most 255 bytes")
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="convert the model once and keep it (default: as-is)")
+    parser.add_argument(
+        "--format", choices=FORMATS, default=AUTO, help="convert the model once and keep it (default: q8_0 for smollm2, as-is for a path)"
+    )
     parser.add_argument("--slots", type=_whole(1, 256), default=8, help="NPCs that speak at the same time (default: %(default)s)")
     parser.add_argument("--ctx", type=_whole(256, 1 << 20), default=2048, help="tokens of context for each (default: %(default)s)")
     parser.add_argument("--threads", type=_whole(1, 512), help="threads of the engine (default: as many as there are idle cores)")
+    parser.add_argument("--flash", action="store_true", help="flash attention; `personae doctor` measures whether it is faster here")
+    parser.add_argument("--gpu-layers", type=_whole(0, 10_000), default=0, metavar="N", help="layers on a GPU; voices are then grouped")
+    parser.add_argument("--max-adapters", type=_whole(1, 4096), default=256, metavar="N", help="in memory at once (default: %(default)s)")
     parser.add_argument("--mode", choices=("auto", "mixed", "grouped"), default="auto", help="how voices are decoded (default: auto)")
     parser.add_argument("--parent", type=_whole(1, 2**31 - 1), metavar="PID", help="exit when this process is gone")
     parser.add_argument("--step-ms", type=_whole(1, 10_000), default=100, help="what one step should take at most (default: %(default)s)")
@@ -69,11 +74,14 @@ def service_config(args: argparse.Namespace) -> ServiceConfig:
     if args.token is not None and not 1 <= len(args.token.encode()) <= MAX_TOKEN_BYTES:
         raise AskedWrong("bad_arguments", f"A token has 1 to {MAX_TOKEN_BYTES} bytes.", "Choose another.")
     engine = EngineSettings(
-        model=str(in_format(find_model(args.model), args.format)),
+        model=str(in_format(find_model(args.model), format_for(args.model, args.format))),
         n_slots=args.slots,
         n_ctx=args.ctx,
         threads=args.threads or 0,
         mode=args.mode,
+        n_gpu_layers=args.gpu_layers,
+        max_adapters=args.max_adapters,
+        flash_attention=args.flash or None,
         fake_step_ms=args.fake_step_ms,
     )
     return ServiceConfig(
@@ -90,7 +98,7 @@ def service_config(args: argparse.Namespace) -> ServiceConfig:
 
 def in_format(model: Path, format: str) -> Path:
     """The file to load. A conversion that fails is no reason not to serve: the model is then used as it is."""
-    if format == FORMATS[0] or str(model) == FAKE:
+    if format == AS_IS or str(model) == FAKE:
         return model
     try:
         from personae.engine.llama.formats import resolve

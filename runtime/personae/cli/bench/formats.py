@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from personae.cli.bench.figures import rounded
-from personae.cli.bench.options import FORMATS, add_count
+from personae.cli.bench.options import add_count
 from personae.cli.bench.speeds import fastest, measure, rows_of
 from personae.cli.bench.stage import Stage
 from personae.cli.bench.voices import Voice, gain, voices_in
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     source, cores = find_model(args.model), physical_cores()
-    models = {format: formats.resolve(source, format, cores) for format in FORMATS}
+    models = {format: formats.resolve(source, format, cores) for format in formats.FORMATS}
     threads = sorted({1, cores})
     speeds = measure(models, threads, (False, True), args.turns)
     best = fastest(speeds)

@@ -19,6 +19,7 @@ from personae.cli.bench.house import House, Spoken
 from personae.cli.bench.options import add_count, add_format, add_serving_threads
 from personae.cli.bench.service import settings_of, speak_anew, threads_of, write_cast
 from personae.cli.bench.stage import scratch_folder
+from personae.cli.models import AUTO
 from personae.engine.threads import physical_cores
 
 BURN = "print(flush=True)\nwhile True: pass"
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "tokens", 32, 512, "of every reply")
     add_count(parser, "rounds", 4, 100, "alone, and as many beside the busy process")
     add_serving_threads(parser)
-    add_format(parser)
+    add_format(parser, AUTO)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

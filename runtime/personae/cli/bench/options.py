@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from personae.cli.models import AS_IS, AUTO
 from personae.engine.threads import physical_cores
 
-FORMATS = ("as-is", "q4_0", "q8_0")
+FORMATS = (AUTO, AS_IS, "q4_0", "q8_0")
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
@@ -31,8 +32,9 @@ def add_serving_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=whole(0, 512), default=0, help="of the engine (default: as many as there are idle cores)")
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="convert the base first (default: as-is)")
+def add_format(parser: argparse.ArgumentParser, default: str = AS_IS) -> None:
+    """`auto` is what `serve` runs."""
+    parser.add_argument("--format", choices=FORMATS, default=default, help="convert the base first (default: %(default)s)")
 
 
 def add_flash(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from personae.cli.bench.house import House, speak_to_all, write_pack
 from personae.cli.bench.llama_server import LlamaServer
 from personae.cli.bench.options import add_count, add_format, add_threads
 from personae.cli.bench.stage import Stage, model_file, scratch_folder
+from personae.cli.models import AUTO
 from personae.engine.factory import make_vocabulary
 from personae.engine.settings import EngineSettings
 from personae.prompt import Line, Persona, PromptBuilder
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "tokens", 32, 512, "of every reply")
     add_count(parser, "rounds", 3, 50, "of each side")
     add_threads(parser)
-    add_format(parser)
+    add_format(parser, AUTO)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from personae.cli.bench.figures import median, paired_ratio, percentile, rounded
 from personae.cli.bench.house import House, Spoken, speak_to_all, write_pack
 from personae.cli.bench.options import add_count, add_format, add_serving_threads
 from personae.cli.bench.stage import Stage, model_file, scratch_folder
+from personae.cli.models import AUTO
 from personae.engine.settings import EngineSettings
 from personae.engine.threads import physical_cores
 from personae.types import AdapterKey
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "tokens", 64, 512, "of every reply")
     add_count(parser, "rounds", 4, 100, "of each, after one that is not counted")
     add_serving_threads(parser)
-    add_format(parser)
+    add_format(parser, AUTO)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from personae.cli.models import find_model
+from personae.cli.models import find_model, format_for
 from personae.engine import _mixer
 from personae.engine.llama import abi, formats
 from personae.engine.llama.context import Context, Row
@@ -116,7 +116,7 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
 
 def model_file(args: argparse.Namespace, threads: int) -> Path:
     """The file that --model and --format mean. What cannot be converted is measured as it is, and said so."""
-    path = find_model(args.model)
+    path, args.format = find_model(args.model), format_for(args.model, args.format)
     if str(path) == "fake":
         raise AskedWrong("bad_arguments", "A benchmark needs a real model.", "Give the path of a GGUF file.")
     try:
