@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from personae.engine.batch import BeginTurn, Order, PrefillChunk, Result, RunStep, StepDone
+from personae.engine.batch import BeginTurn, ExtendSlot, Order, PrefillChunk, Result, RunStep, StepDone
 from personae.engine.fake import FakeBackend, FakeSampler, FakeVocabulary
 from personae.engine.loop import EngineLoop
 from personae.engine.settings import EngineSettings
@@ -52,8 +52,8 @@ class Stage:
         for order in orders:
             self.loop.handle(order)
 
-    def step(self, decode: tuple[int, ...] = (), prefill: tuple[PrefillChunk, ...] = ()) -> StepDone:
-        self.do(RunStep(tuple(map(TurnId, decode)), prefill))
+    def step(self, decode: tuple[int, ...] = (), prefill: tuple[PrefillChunk, ...] = (), extend: tuple[ExtendSlot, ...] = ()) -> StepDone:
+        self.do(RunStep(tuple(map(TurnId, decode)), prefill, extend))
         done = self.results.pop()
         assert isinstance(done, StepDone)
         return done

@@ -13,13 +13,16 @@ from personae.engine.batch import (
     AdapterRefused,
     ClearSlot,
     DropTurn,
+    ExtendSlot,
     FreeAdapter,
     LoadAdapter,
     PrefillChunk,
     Quit,
+    RunStep,
     StepDone,
     TurnFaulted,
 )
+from personae.engine.loop import EngineLoop
 from personae.errors import OurBug, WorldFailed
 from personae.types import AdapterKey, AdapterUse, FinishReason, ReplyRules, SamplingParams, Slot, TurnId
 from tests.engine.stage import OTHER_VOICE, SETTINGS, VOICE, Stage, WatchedBackend, begin_turn, chunk, prompt
@@ -120,6 +123,77 @@ def test_dropped_turn_leaves_its_kv_for_the_next(stage: Stage) -> None:
     first = stage.step(prefill=(PrefillChunk(TurnId(2), rest, True),))
     assert stage.backend.tokens(Slot(1)) == kept + rest
     assert stage.talk(2, first)[0] == "[base] I heard: And."
+
+
+# --- slots extended between turns -----------------------------------------------------------------------------------
+
+
+def parked(stage: Stage, line: str = "Hello") -> tuple[int, ...]:
+    """A turn has been in slot 1; what the slot holds now."""
+    stage.talk(1, stage.begin(1, line))
+    return stage.backend.tokens(Slot(1))
+
+
+def test_a_slot_is_extended_after_rows_and_chunks(stage: Stage) -> None:
+    held, tail = parked(stage), (258, 10)
+    first = stage.begin(2, "Hello")
+    stage.do(begin_turn(3, slot=3))
+    done = stage.step((2,), (chunk(3, "Bye"),), (ExtendSlot(Slot(1), len(held), tail),))
+    assert [row.turn for row in (*first.rows, *done.rows)] == [2, 2, 3]
+    assert done.extended == ((1, 2),)
+    assert done.extend_ms > 0
+    assert stage.backend.tokens(Slot(1)) == held + tail
+
+
+def test_a_turn_in_an_extended_slot_says_what_it_would_in_a_fresh_one(stage: Stage, tmp_path: Path) -> None:
+    stage.voice(VOICE, tmp_path / "a")
+    stage.talk(1, stage.begin(1, "Hello", adapter=AdapterUse(VOICE)))
+    held = stage.backend.tokens(Slot(1))
+    tail = prompt("")[:6]  # up to the content of a line
+    stage.step(extend=(ExtendSlot(Slot(1), len(held), tail),))
+    stage.do(begin_turn(2, slot=1, keep=len(held + tail), history=held + tail, adapter=AdapterUse(VOICE)))
+    first = stage.step(prefill=(PrefillChunk(TurnId(2), prompt("Again")[6:], True),))
+    assert stage.talk(2, first) == stage.talk(3, stage.begin(3, "Again", adapter=AdapterUse(VOICE)))
+
+
+def test_a_slot_that_holds_another_number_of_tokens_is_left_as_it_is(stage: Stage) -> None:
+    held = parked(stage)
+    assert stage.step(extend=(ExtendSlot(Slot(1), len(held) - 1, (1, 2)), ExtendSlot(Slot(0), 1, (1,)))).extended == ((1, 0), (0, 0))
+    assert stage.backend.tokens(Slot(1)) == held
+
+
+def test_a_fault_while_a_slot_is_extended_is_cut_away_and_harms_no_row(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, small = parked(stage), EngineLoop(stage.backend, stage.results.append, prefill_chunk=4)
+    stage.begin(2, "Hello")
+    prefill, chunks = stage.backend.prefill, []
+
+    def second_fails(slot: Slot, tokens: Any, *, wants_logits: bool) -> None:
+        prefill(slot, tokens, wants_logits=wants_logits)
+        chunks.append(tuple(tokens))
+        if len(chunks) == 2:
+            raise WorldFailed("engine_failed", "llama_decode said no.")
+
+    monkeypatch.setattr(stage.backend, "prefill", second_fails)
+    small.handle(RunStep(extend=(ExtendSlot(Slot(1), len(held), tuple(range(10))),)))
+    done = stage.results.pop()
+    assert isinstance(done, StepDone)
+    assert (done.extended, done.faults, chunks) == (((1, 0),), (), [(0, 1, 2, 3), (4, 5, 6, 7)])
+    assert stage.backend.tokens(Slot(1)) == held
+    assert len(stage.step((2,)).rows) == 1
+
+
+def test_a_slot_in_which_a_turn_is_open_is_never_extended(stage: Stage) -> None:
+    stage.begin(1, "Hello")
+    with pytest.raises(OurBug):
+        stage.step(extend=(ExtendSlot(Slot(1), stage.backend.n_tokens(Slot(1)), (1,)),))
+
+
+def test_a_slot_is_not_extended_under_an_adapter_that_was_freed(stage: Stage, tmp_path: Path) -> None:
+    stage.voice(VOICE, tmp_path / "a")
+    stage.talk(1, stage.begin(1, "Hello", adapter=AdapterUse(VOICE)))
+    stage.backend.free_adapter(VOICE)
+    with pytest.raises(OurBug):
+        stage.step(extend=(ExtendSlot(Slot(1), stage.backend.n_tokens(Slot(1)), (1,)),))
 
 
 def test_cleared_slot_is_empty(stage: Stage) -> None:

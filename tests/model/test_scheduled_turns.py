@@ -16,13 +16,17 @@ from personae.packs.lora import adapter_key
 from personae.scheduler import Scheduler, SchedulerConfig
 from personae.scheduler.actions import Command, EndTurn, FailTurn
 from personae.scheduler.events import AdapterReported, EngineStarted, Event, FaultReported, StepReported, TurnAsked, TurnCancelled
-from personae.types import AdapterUse, Limits, NpcId, ReplyRules, SamplingParams, TurnId
+from personae.types import AdapterUse, Limits, NpcId, Priority, ReplyRules, SamplingParams, TurnId
 from tests.tiny import TinyModel, write_model
 from tests.tiny.adapters import draft_adapter
 from tests.tiny.stock import stock_greedy
 from tests.tiny.vocabulary import FIRST_BYTE, IM_END
 
 N_SLOTS, N_CTX, N_REPLY = 3, 256, 10
+
+
+def of(text: str) -> tuple[int, ...]:
+    return tuple(FIRST_BYTE + byte for byte in text.encode())
 
 
 class House:
@@ -45,13 +49,16 @@ class House:
             elif isinstance(action, EndTurn | FailTurn):
                 self.ended[int(action.turn)] = action
 
-    def ask(self, npc: str, text: str, voice: Path | None = None, scale: float = 1.0) -> int:
+    def ask(self, npc: str, text: str, voice: Path | None = None, scale: float = 1.0, tail: str = "") -> int:
+        return self.ask_tokens(npc, of(text), voice, scale, of(tail))
+
+    def ask_tokens(self, npc: str, prompt: tuple[int, ...], voice: Path | None, scale: float = 1.0, tail: tuple[int, ...] = ()) -> int:
         self.turn += 1
         use = AdapterUse(adapter_key(voice), scale) if voice else None
-        prompt = tuple(FIRST_BYTE + byte for byte in text.encode())
         greedy, limits = SamplingParams(temperature=0), Limits(max_tokens=N_REPLY)
         path = str(voice) if voice else ""
-        self.tell(TurnAsked(self.now_ms, TurnId(self.turn), NpcId(npc), prompt, use, path, greedy, ReplyRules(), limits))
+        turn, player = TurnId(self.turn), Priority.PLAYER
+        self.tell(TurnAsked(self.now_ms, turn, NpcId(npc), prompt, use, path, greedy, ReplyRules(), limits, player, tail))
         return self.turn
 
     def cancel(self, turn: int) -> None:
@@ -107,7 +114,11 @@ def house(request: pytest.FixtureRequest, model: TinyModel) -> Iterator[House]:
 
 
 def stock(model: TinyModel, text: str, voice: Path | None = None, scale: float = 1.0) -> list[int]:
-    drawn = stock_greedy(model.path, [FIRST_BYTE + byte for byte in text.encode()], N_REPLY, voice, scale)
+    return stock_after(model, of(text), voice, scale)
+
+
+def stock_after(model: TinyModel, prompt: tuple[int, ...], voice: Path | None, scale: float = 1.0) -> list[int]:
+    drawn = stock_greedy(model.path, list(prompt), N_REPLY, voice, scale)
     return drawn[: drawn.index(IM_END)] if IM_END in drawn else drawn
 
 
@@ -130,6 +141,25 @@ def test_a_longer_prompt_under_the_same_adapter_reuses_what_is_there(house: Hous
     ended = house.ended[turn]
     assert isinstance(ended, EndTurn)
     assert ended.usage.reused >= 2 * len(TALK) - 1
+
+
+@pytest.mark.parametrize("guess", ["", "<end>\nHeard: ", "<end>\nWrong: "])
+def test_a_reply_is_the_same_whatever_was_prefilled_before_its_line(guess: str, house: House, model: TinyModel, voices: list[Path]) -> None:
+    """No guess, the right one, one that is cut in its middle; while another voice speaks, and in a house that is silent."""
+    for voice, others in ((voices[0], True), (None, False)):
+        npc = f"innkeeper {others}"
+        first = house.ask(npc, TALK, voice, tail=guess)
+        if others:
+            house.ask("guest", TALK * 2, voices[1])
+        house.settle()
+        prompt = of(TALK) + tuple(house.reply(first)) + of("<end>\nHeard: ")
+        second = house.ask_tokens(npc, prompt + of("Why?"), voice)
+        house.settle()
+        assert house.reply(second) == stock_after(model, prompt + of("Why?"), voice)
+        if guess.endswith("Heard: "):
+            ended = house.ended[second]
+            assert isinstance(ended, EndTurn)
+            assert ended.usage.prefilled == len("Why?")
 
 
 def test_more_npcs_than_slots_each_say_what_they_would_alone(house: House, model: TinyModel, voices: list[Path]) -> None:

@@ -112,6 +112,26 @@ def test_next_prompt_begins_with_this_one_and_what_was_drawn_after_it(any_templa
         assert after.tokens[: len(expected)] == expected
 
 
+@pytest.mark.parametrize("template", USABLE.values(), ids=USABLE.keys())
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(lines=st.lists(st.tuples(st.text("a é\n<", max_size=8), st.binary(min_size=1, max_size=6)), min_size=2, max_size=5))
+def test_what_follows_a_reply_is_known_before_the_next_line_is(template: str, lines: list[tuple[str, bytes]]) -> None:
+    builder, persona = PromptBuilder(ByteTokenizer(template, adds_bos=True), n_ctx=8192), Persona("Greta", "You keep the inn.", "Gruff.")
+    talk: list[Line] = []
+    known: tuple[int, ...] = ()
+    for text, reply in lines:
+        talk.append(ann(text))
+        prompt = builder.build(persona, talk, 100)
+        assert prompt.tokens[: len(known)] == known
+        assert prompt.tail
+        talk.append(npc("as drawn", tuple(reply)))
+        known = prompt.tokens + tuple(reply) + prompt.tail
+
+
+def test_the_tail_ends_where_the_next_line_begins(builder: PromptBuilder, tokenizer: ByteTokenizer, greta: Persona) -> None:
+    assert tokenizer.show(builder.build(greta, [ann("Hi.")], 100).tail) == "{<|im_end|>}\n{<|im_start|>}user\n"
+
+
 def test_unanswered_line_keeps_its_place_when_the_player_says_more(builder: PromptBuilder, greta: Persona) -> None:
     first = builder.build(greta, [ann("Hi.")], 100).tokens
     second = builder.build(greta, [ann("Hi."), ann("Hello?")], 100).tokens

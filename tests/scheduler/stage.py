@@ -19,6 +19,7 @@ from personae.engine.batch import (
     BeginTurn,
     ClearSlot,
     DropTurn,
+    ExtendSlot,
     FreeAdapter,
     LoadAdapter,
     Order,
@@ -103,6 +104,7 @@ class ModelEngine:
     bad_keys: set[AdapterKey] = field(default_factory=set)
     bad_begins: set[TurnId] = field(default_factory=set)  # their BeginTurn faults, as one with a bad grammar does
     bad_draws: set[TurnId] = field(default_factory=set)  # their next draw faults
+    bad_slots: set[int] = field(default_factory=set)  # they cannot be extended
     max_drawn: int | None = None  # None: as the turn's limits say
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class ModelEngine:
         self.loading: deque[LoadAdapter] = deque()
         self.steps: deque[StepDone] = deque()  # not delivered yet; at most one
         self.faults: deque[TurnFaulted] = deque()  # of begins; not delivered yet
+        self.uses: dict[int, AdapterUse | None] = {}  # slot -> the adapter it is bound to
         self.tainted: set[int] = set()  # slots where a fault left tokens that the scheduler cannot know of
         self.log: list[Order] = []
 
@@ -161,6 +164,7 @@ class ModelEngine:
             self.faults.append(TurnFaulted(order.turn, "bad_grammar", "The grammar does not compile.", "Mend it."))
             return
         del cells[order.keep :]
+        self.uses[order.slot] = order.adapter
         self.tainted.discard(order.slot)
         self.voices[order.turn] = Voice(order)
 
@@ -173,7 +177,8 @@ class ModelEngine:
 
     def _run(self, order: RunStep) -> None:
         assert not self.steps, "a second step under way"
-        assert order.decode or order.prefill, "an empty step"
+        assert order.decode or order.prefill or order.extend, "an empty step"
+        assert not (order.prefill and order.extend), "a slot is extended while a prompt waits"
         rows: list[RowDone] = []
         faults: list[TurnFaulted] = []
         prefilled: list[tuple[TurnId, int]] = []
@@ -181,7 +186,7 @@ class ModelEngine:
         assert [voice.order.slot for voice in voices] == sorted({voice.order.slot for voice in voices}), "rows not in order of slots"
         for voice in voices:
             assert voice.pending is not None
-            self._feed(voice, voice.pending)
+            self._feed(voice.order.slot, voice.order.adapter, voice.pending)
             self._draw(voice, rows, faults)
         for chunk in order.prefill:
             voice = self.voices.get(chunk.turn)
@@ -190,20 +195,43 @@ class ModelEngine:
             assert voice.pending is None, "prefills a turn that speaks"
             assert chunk.tokens, "an empty chunk"
             for token in chunk.tokens:
-                self._feed(voice, token)
+                self._feed(voice.order.slot, voice.order.adapter, token)
             prefilled.append((chunk.turn, len(chunk.tokens)))
             if chunk.last:
                 self._draw(voice, rows, faults)
         adapters = len({voice.order.adapter for voice in voices})
         n_prefilled = sum(n for _, n in prefilled)
+        extended = tuple((each.slot, self._extend(each)) for each in order.extend)
         self.steps.append(
-            StepDone(tuple(rows), tuple(prefilled), tuple(faults), 5.0 + len(voices), float(n_prefilled), int(bool(voices)), adapters)
+            StepDone(
+                tuple(rows),
+                tuple(prefilled),
+                tuple(faults),
+                5.0 + len(voices),
+                float(n_prefilled),
+                int(bool(voices)),
+                adapters,
+                extended=extended,
+            )
         )
 
-    def _feed(self, voice: Voice, token: int) -> None:
-        cells = self.kv[voice.order.slot]
+    def _extend(self, order: ExtendSlot) -> int:
+        adapter = self.uses[order.slot]
+        assert all(voice.order.slot != order.slot for voice in self.voices.values()), "extended under a speaking turn"
+        assert adapter is None or adapter.key in self.resident, "extended under an adapter that is not resident"
+        assert order.tokens, "extended by nothing"
+        assert len(self.kv[order.slot]) == order.held, "extended where it does not end"
+        if order.slot in self.bad_slots:
+            return 0
+        for token in order.tokens:
+            self._feed(order.slot, adapter, token)
+        return len(order.tokens)
+
+    def _feed(self, slot: int, adapter: AdapterUse | None, token: int) -> None:
+        cells = self.kv[slot]
         assert len(cells) < self.n_ctx, "the slot is full"
-        cells.append(Cell(token, voice.order.adapter, rolled(cells[-1].state if cells else 0, token, voice.order.adapter)))
+        assert not cells or cells[-1].adapter == adapter, "fed after KV of another adapter"
+        cells.append(Cell(token, adapter, rolled(cells[-1].state if cells else 0, token, adapter)))
 
     def _draw(self, voice: Voice, rows: list[RowDone], faults: list[TurnFaulted]) -> None:
         turn = voice.order.turn
@@ -282,6 +310,7 @@ class Stage:
         priority: Priority = Priority.PLAYER,
         max_tokens: int = 5,
         max_seconds: float = 60.0,
+        tail: tuple[int, ...] = (),
     ) -> TurnId:
         turn = TurnId(len(self.asked) + 1)
         use = AdapterUse(AdapterKey(adapter)) if isinstance(adapter, str) else adapter
@@ -296,6 +325,7 @@ class Stage:
             ReplyRules(),
             Limits(max_tokens, max_seconds),
             priority,
+            tail,
         )
         self.answer = self.tell(self.asked[turn])
         return turn

@@ -133,6 +133,24 @@ def test_while_a_prompt_waits_voices_go_on_at_the_pace_of_a_reader() -> None:
     stage.settle()
 
 
+def test_a_voice_is_due_by_its_own_last_word_and_then_all_speak() -> None:
+    stage = Stage(n_slots=3, step_ms=20.0, min_chunk=4, pace_ms=200.0)
+    anna = stage.ask("anna", range(1, 5), max_tokens=60)
+    stage.step()
+    cid = stage.ask("cid", range(20, 24), max_tokens=60)
+    stage.ask("bob", range(100, 300))
+    stage.step()
+    anna_ms = stage.now_ms
+    while cid not in stage.spoken:
+        stage.step(50.0)
+    cid_ms = stage.now_ms
+    while stage.now_ms < anna_ms + 200.0:
+        assert not stage.orders(RunStep)[-1].decode
+        stage.step(30.0)
+    assert stage.now_ms < cid_ms + 200.0, "cid is not due by its own last word"
+    assert stage.orders(RunStep)[-1].decode == (anna, cid)
+
+
 def test_a_players_voice_is_not_slowed_by_an_ambient_prompt() -> None:
     stage = Stage(n_slots=3, step_ms=20.0, min_chunk=4, pace_ms=10_000.0)
     player = stage.ask("anna", range(1, 6), max_tokens=60)
@@ -151,13 +169,15 @@ def test_the_last_few_tokens_of_a_prompt_do_not_cost_a_decode_of_their_own() -> 
 
 
 def test_a_prompt_that_the_next_step_can_take_whole_is_not_begun_beside_the_rows() -> None:
-    stage = Stage(n_slots=3, step_ms=100.0, pace_ms=200.0)
+    stage = Stage(n_slots=3, step_ms=20.0, min_chunk=4, pace_ms=200.0)
     speaking = stage.ask("anna", range(1, 6), max_tokens=60)
     while speaking not in stage.spoken:
         stage.step()
-    stage.now_ms += 300.0
+    stage.ask("cid", range(200, 204), max_tokens=1)
     stage.step()
-    waiting = stage.ask("bob", range(100, 148))  # 48 tokens: a step's worth at the guessed price, but not beside a row
+    waiting = stage.ask("bob", range(100, 111))  # 11 tokens: a step's worth at the guessed price, but not beside a row
+    stage.step(300.0)  # the prompt of cid took so long that anna is due
+    assert stage.orders(RunStep)[-1] == RunStep((speaking,))
     while waiting not in stage.spoken:
         stage.step()
-    assert [len(chunk.tokens) for order in stage.orders(RunStep) for chunk in order.prefill if chunk.turn == waiting] == [48]
+    assert [len(chunk.tokens) for order in stage.orders(RunStep) for chunk in order.prefill if chunk.turn == waiting] == [11]

@@ -12,6 +12,7 @@ from personae.types import AdapterKey, AdapterUse, FinishReason, NpcId, Priority
 from tests.scheduler.stage import Stage
 
 SEEDS, BATCHES, EVENTS = 1500, 15, 60
+TAIL, LONG_TAIL = (201, 202, 203), tuple(range(210, 222))
 
 
 class Tangle:
@@ -31,6 +32,7 @@ class Tangle:
             pace_ms=self.random.choice((0.0, 40.0, 200.0)),
         )
         self.histories: dict[str, tuple[int, ...]] = {}
+        self.turns: dict[str, TurnId] = {}
         self.shared = tuple(self.random.choices(range(1, 50), k=8))  # a beginning that several NPCs have in common
         self.keys = [AdapterKey(f"key{n}") for n in range(4)]
 
@@ -58,7 +60,7 @@ class Tangle:
     def ask(self) -> None:
         npc = f"npc{self.random.randrange(7)}"
         heard = tuple(self.random.choices(range(1, 50), k=self.random.randint(1, 6)))
-        prompt = self.histories.get(npc, self.shared) + heard
+        prompt = self.past(npc) + heard
         if self.random.random() < 0.1:
             prompt = prompt[: self.random.randint(0, len(prompt))]  # an edit, or none of it left
         adapter = self.random.choice((None, *(AdapterUse(key, self.random.choice((1.0, 1.0, 0.5))) for key in self.keys)))
@@ -69,9 +71,19 @@ class Tangle:
             priority=self.random.choice(list(Priority)),
             max_tokens=self.random.randint(1, 8),
             max_seconds=self.random.choice((0.05, 1.0, 60.0)),
+            tail=self.random.choice(((), TAIL, TAIL, LONG_TAIL)),
         )
+        self.turns[npc] = turn
         self.stage.engine.bad_begins |= {turn} if self.random.random() < 0.03 else set()
         self.histories[npc] = prompt[-30:] if len(prompt) > 34 else prompt
+
+    def past(self, npc: str) -> tuple[int, ...]:
+        """The prompt before this one; usually with the reply and its tail behind it, as a history has them."""
+        past, ended = self.histories.get(npc, self.shared), self.stage.ended.get(self.turns.get(npc, TurnId(0)))
+        if isinstance(ended, EndTurn) and self.random.random() < 0.8:
+            asked = self.stage.asked[self.turns[npc]]
+            past = asked.prompt + ended.reply + asked.tail
+        return past if len(past) <= 34 else past[-30:]
 
     def cancel(self) -> None:
         self.stage.cancel(TurnId(self.random.randint(0, len(self.stage.asked) + 1)))
@@ -85,6 +97,7 @@ class Tangle:
     def turn_bad(self) -> None:
         engine = self.stage.engine
         engine.bad_keys ^= {self.random.choice(self.keys)}
+        engine.bad_slots ^= {self.random.randrange(4)}
         engine.bad_draws = set(engine.voices) if self.random.random() < 0.3 else set()
 
     def end(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from personae.engine.fake import FakeVocabulary
 from tests.service.house import write_pack
 from tests.tiny import write_adapter, write_model
 
@@ -69,6 +70,8 @@ def test_second_line_finds_the_first_in_the_slot(serve, connect) -> None:
     first = peer.ask("say", npc="innkeeper", text="Good evening.")["usage"]
     second = peer.ask("say", npc="innkeeper", text="A room, please.")["usage"]
     assert second["reused"] >= first["prompt"] + first["reply"] - 1
+    own = FakeVocabulary().tokenize("A room, please.<|im_end|>\n<|im_start|>assistant\n", special=True)
+    assert second["prefilled"] == len(own)  # what stands before the line was prefilled while nobody waited
 
 
 def test_history_holds_what_was_said(serve, connect) -> None:

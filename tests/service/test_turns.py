@@ -47,6 +47,17 @@ def ended(turn: TurnId, finish: FinishReason = FinishReason.END, reply: bytes = 
     return EndTurn(turn, finish, Usage(), tuple(reply), 0.0, 1.0, 2.0)
 
 
+def test_the_next_prompt_begins_with_this_one_its_reply_and_its_tail(turns, npc, session) -> None:
+    asked = turns.ask(say(), npc, GUARD, session, 0.0)
+    turns.speak(Speak(asked.turn, (Piece("No."),)))
+    turns.end(ended(asked.turn, reply=b"No."))
+    known = asked.prompt + tuple(b"No.") + asked.tail
+    assert asked.tail
+    again = turns.ask(say(id=8, text="Why?"), npc, GUARD, session, 0.0)
+    assert again.prompt[: len(known)] == known
+    assert bytes(token for token in again.prompt[len(known) :] if token < 256).startswith(b"Why?")
+
+
 def test_adapter_is_the_one_the_pack_has_when_the_turn_is_asked(turns, npc, session) -> None:
     asked = turns.ask(say(), npc, GUARD, session, 0.0)
     assert (asked.adapter, asked.adapter_path) == (None, "")

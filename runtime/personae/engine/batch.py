@@ -71,11 +71,24 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtendSlot:
+    """Tokens that the next prompt will bring, appended to a slot where no turn is open, under the adapter of its last one. No logits."""
+
+    slot: Slot
+    held: int  # tokens the slot holds before; if it holds another number, nothing is appended
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunStep:
-    """One step: `decode` advances each named turn by one token in one llama_decode (mixed mode), then the chunks are prefilled."""
+    """One step: `decode` advances each named turn by one token in one llama_decode (mixed mode), then the chunks are prefilled.
+
+    Last of all, when everything that somebody waits for is done, slots are extended.
+    """
 
     decode: tuple[TurnId, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
+    extend: tuple[ExtendSlot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +189,8 @@ class StepDone:
     n_decodes: int = 0  # calls of llama_decode for the rows (1 in mixed mode)
     n_adapters: int = 0  # different adapters among the rows, "none" counted as one when present
     threads: int = 0  # on how many it ran
+    extended: tuple[tuple[Slot, int], ...] = ()  # (slot, tokens appended): all that were ordered, or 0 where that was not possible
+    extend_ms: float = 0.0
 
 
 Result = EngineReady | EngineWarm | EngineFailed | AdapterLoaded | AdapterRefused | StepDone | TurnFaulted
@@ -189,7 +204,9 @@ class EngineCounters:
     rows: int = 0
     mixed_decodes: int = 0  # decodes whose rows used more than one adapter
     prefill_tokens: int = 0
+    idle_prefill_tokens: int = 0  # of slots extended while no prompt waited; not among prefill_tokens
     decode_ms: float = 0.0
     prefill_ms: float = 0.0
+    idle_prefill_ms: float = 0.0
     threads: int = 0  # of the last step
     by_rows: dict[int, int] = field(default_factory=dict)  # rows in a decode -> how often

@@ -11,6 +11,7 @@ Rules that always hold
   for faults.
 - Where the memory could not keep all of the prefix that BeginTurn asked for, the rest of it is prefilled again from `history`, there and
   then: rare, and right. Without a history it is a fault, `kv_lost`.
+- A slot is extended wholly or not at all, and never at the cost of the step: a fault there is logged, cut away and reported as 0 tokens.
 - A turn whose slot is full after its last token ends with CONTEXT: there is no place for the next decode.
 - OurBug passes through: the engine's state cannot be trusted, its process ends and is started again.
 """
@@ -33,6 +34,7 @@ from personae.engine.batch import (
     BeginTurn,
     ClearSlot,
     DropTurn,
+    ExtendSlot,
     FreeAdapter,
     LoadAdapter,
     Order,
@@ -143,6 +145,8 @@ class EngineLoop:
         n_decodes, rows = self._decode_rows(turns, faults)
         decoded = time.perf_counter()
         prefilled, first_rows = self._prefill_chunks(step.prefill, faults)
+        prefill_ended = time.perf_counter()
+        extended = tuple((order.slot, self._extend(order)) for order in step.extend)
         ended = time.perf_counter()
         self._emit(
             StepDone(
@@ -150,10 +154,12 @@ class EngineLoop:
                 prefilled=tuple(prefilled),
                 faults=tuple(faults),
                 decode_ms=(decoded - started) * 1e3,
-                prefill_ms=(ended - decoded) * 1e3,
+                prefill_ms=(prefill_ended - decoded) * 1e3,
                 n_decodes=n_decodes,
                 n_adapters=n_adapters,
                 threads=self._backend.threads,
+                extended=extended,
+                extend_ms=(ended - prefill_ended) * 1e3,
             )
         )
 
@@ -197,6 +203,21 @@ class EngineLoop:
     def _prefill(self, turn: _Turn, tokens: Sequence[Token], *, wants_logits: bool) -> None:
         self._backend.prefill(turn.slot, tokens, wants_logits=wants_logits)
         turn.n_kv += len(tokens)
+
+    def _extend(self, order: ExtendSlot) -> int:
+        """Returns how many tokens were appended."""
+        if any(turn.slot == order.slot for turn in self._turns.values()):
+            raise OurBug("internal", f"Slot {order.slot} was to be extended while a turn is open in it.")
+        if self._backend.n_tokens(order.slot) != order.held:
+            return 0
+        try:
+            for start in range(0, len(order.tokens), self._prefill_chunk):
+                self._backend.prefill(order.slot, order.tokens[start : start + self._prefill_chunk], wants_logits=False)
+        except _FAULTS as error:
+            log.warning("slot %d could not be extended by %d tokens: %s", order.slot, len(order.tokens), error)
+            self._backend.cut(order.slot, order.held)
+            return 0
+        return len(order.tokens)
 
     def _undo(self, turn: _Turn, error: PersonaeError) -> TurnFaulted:
         """A decode failed half-way: its slot may hold some of what it was to append."""

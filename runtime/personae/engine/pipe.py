@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NewType, Union, cast, get_args, get_origin, ge
 import msgpack  # type: ignore[import-untyped]
 
 from personae.engine import batch
-from personae.engine.batch import Order, PrefillChunk, Result, RowDone
+from personae.engine.batch import ExtendSlot, Order, PrefillChunk, Result, RowDone
 from personae.errors import WorldFailed
 from personae.types import AdapterUse, FinishReason, Limits, ModelCard, Piece, ReplyRules, SamplingParams, TurnId
 
@@ -44,7 +44,7 @@ _RESULTS: dict[int, type] = {
     69: batch.StepDone,
     70: batch.TurnFaulted,
 }
-_INNER = (AdapterUse, SamplingParams, ReplyRules, Limits, Piece, ModelCard, PrefillChunk, RowDone)
+_INNER = (AdapterUse, SamplingParams, ReplyRules, Limits, Piece, ModelCard, PrefillChunk, ExtendSlot, RowDone)
 _LENGTH = struct.Struct("<I")
 _LONGEST_FRAME = 1 << 28  # bytes; a length beyond it is not one we wrote
 

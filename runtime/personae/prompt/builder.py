@@ -6,7 +6,7 @@ That makes it safe to rebuild after barge-in, an edit or a load, and lets the sc
 Rules that always hold
 - A prompt fits: its tokens and the reserve are at most n_ctx.
 - No text of a player, a writer or a model is parsed for control tokens or run by jinja2.
-- While nothing is cut anew, prompt n+1 begins with prompt n and the tokens drawn after it.
+- While nothing is cut anew, prompt n+1 begins with prompt n, the tokens drawn after it, and the tail of prompt n.
 - Nothing of the template can fail here: it was tried at construction (scaffold.py).
 
 Examples are real exchanges before the talk, not prose in the system text: a small model imitates what an assistant has said far better
@@ -104,7 +104,7 @@ class PromptBuilder:
         page.newest(talk.newest)
         tokens = page.tokens()
         receipt = Receipt(len(tokens), budget, self._n_ctx - budget, self.template_kind, page.parts(), self._cuts(talk, plan))
-        return Prompt(tokens, receipt)
+        return Prompt(tokens, receipt, self._setting.turn)
 
     def _plan(self, talk: _Talk, budget: int) -> _Plan | None:
         """None: core and newest line alone do not fit. The order of cutting is explained in budget.py."""

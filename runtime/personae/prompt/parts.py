@@ -110,5 +110,8 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """`tail`: what the next prompt has between the reply to this one and the content of the next line, if nothing is cut by then."""
+
     tokens: tuple[Token, ...]
     receipt: Receipt
+    tail: tuple[Token, ...] = ()

@@ -100,6 +100,7 @@ class Admission:
 
     def _free(self, key: AdapterKey) -> Order:
         self._adapters.note_freed(key)
+        self._slots.note_freed(key)
         return FreeAdapter(key)
 
 

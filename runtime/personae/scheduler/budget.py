@@ -22,14 +22,6 @@ class StepBudget:
         self._prefill_ms = GUESS_PREFILL_MS  # a token
         self._has_measured_prefill = False
         self._decode_ms: dict[int, float] = {}  # rows -> ms of the whole decode
-        self._decoded_at_ms = float("-inf")  # when the last decode was ordered
-
-    def is_due(self, now_ms: float) -> bool:
-        """Whether the voices have been silent for as long as they may be."""
-        return now_ms - self._decoded_at_ms >= self._config.pace_ms
-
-    def note_decode(self, now_ms: float) -> None:
-        self._decoded_at_ms = now_ms
 
     def note(self, rows: int, decode_ms: float, prefill_tokens: int, prefill_ms: float) -> None:
         """What one step took, in ms."""
@@ -62,6 +54,14 @@ class StepBudget:
         """Prompt tokens for a step that decodes so many rows; never less than min_chunk."""
         left_ms = self._config.step_ms - self.decode_ms(rows)
         return max(self._config.min_chunk, int(left_ms / self.prefill_ms))
+
+    def has_room_for(self, n_tokens: int, spent_ms: float) -> bool:
+        """Whether slots may still be extended by so many tokens in a step of which `spent_ms` are spent."""
+        return spent_ms + self.extend_ms(n_tokens) <= self._config.step_ms
+
+    def extend_ms(self, n_tokens: int) -> float:
+        """What it takes to extend a slot: a decode of its own, whose fixed cost the price of a token in long prompts does not show."""
+        return self.decode_ms(1) + n_tokens * self.prefill_ms
 
     def would_split(self, prompt_left: int, rows: int) -> bool:
         """Whether a prompt that fits into a step of its own does not fit beside so many rows."""

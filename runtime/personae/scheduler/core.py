@@ -5,7 +5,8 @@ time arrives in the event, and the same events give the same actions, whatever e
 
 The idea: a turn that is asked waits in line. Whenever no step is under way, turns that have adapter and slot begin, and one step is
 ordered for all that are at work: a token for each that speaks, and as much prompt as the step's time allows. Its report is entered,
-those that are done leave, and the next step is ordered in the same breath, before anybody is told about the last one.
+those that are done leave, and the next step is ordered in the same breath, before anybody is told about the last one. When no prompt
+waits, parked slots are extended by what the next prompt of their NPC will have before its new words; they are *owed* that.
 
 Rules that always hold (`validate` checks them)
 - Every turn asked ends in exactly one EndTurn or FailTurn. A turn is open in exactly one place: in line or in a slot.
@@ -171,7 +172,7 @@ class Scheduler:
             self._orders += [Command(order) for order in self._admission.walk(self._now_ms, self._n_ctx, may_begin=is_idle)]
             self._stirred = not is_idle
         if is_idle:
-            self._flight = plan(self._slots.busy(), self._budget, self._now_ms, self._config)
+            self._flight = plan(self._slots.busy(), self._slots.owed(), self._budget, self._now_ms, self._config)
             if self._flight is not None:
                 self._orders.append(Command(self._flight.order()))
 
@@ -192,6 +193,7 @@ class Scheduler:
         """What is in the KV now, first of all and for the turns that have ended meanwhile too; those leave their slots now."""
         gone = [turn for turn in flight.turns.values() if turn.ended]
         prefilled, rows = flight.enter_prefilled(step), flight.enter_fed(step)
+        flight.enter_extended(step)
         self._budget.note(rows, step.decode_ms, prefilled, step.prefill_ms)
         self._ledger.note_step(step, rows, prefilled)
         for turn in gone:
@@ -199,7 +201,7 @@ class Scheduler:
 
     def _advance(self, turn: Sequence, row: RowDone) -> None:
         assert self._n_ctx is not None
-        is_first = turn.note_drawn(row)
+        is_first = turn.note_drawn(row, self._now_ms)
         if is_first:
             turn.first_ms = self._now_ms
         if is_first or row.pieces:
@@ -207,6 +209,8 @@ class Scheduler:
         finish = turn.finish_of(row, self._n_ctx)
         if finish is not None:
             self._end(turn, finish, by_engine=row.finish is not None)
+            if turn.place is not None:
+                self._slots.owe(turn.place, turn.next_up(finish), self._n_ctx)
 
     def _give_up(self, fault: TurnFaulted) -> None:
         """What the slot is known to hold stays known: a fault adds nothing to it, and whatever else is there is cut at the next begin."""
@@ -293,7 +297,7 @@ class Scheduler:
         ledger, busy = self._ledger, self._slots.busy()
         self._line.validate()
         self._slots.validate(self._n_ctx or 0)
-        self._adapters.validate(self._admission.in_use())
+        self._adapters.validate(self._admission.in_use() | self._slots.adapters_owed())
         assert ledger.asked == len(self._open) + ledger.ended.total(), "a turn has ended twice or never"
         seated = {turn.turn for turn in busy if not turn.ended}
         waiting = {turn.turn for turn in self._line}
@@ -306,12 +310,15 @@ class Scheduler:
     def _validate_flight(self, busy: list[Sequence]) -> None:
         if self._flight is None:
             assert not busy, "turns are at work and no step is under way"
+            assert not self._slots.owed(), "a slot is to be extended and nobody does it"
             return
         assert all(turn in busy for turn in self._flight.turns.values()), "a turn of the step has left its slot"
         assert all(not turn.ended or turn in self._flight for turn in busy), "a turn that has ended holds a slot and no step needs it"
         left_out = [turn for turn in busy if turn.pending is not None and turn not in self._flight]
         assert not left_out or self._flight.chunks, "a speaking turn is left out of a step that prefills nothing"
-        assert self._flight.decode or self._flight.chunks, "an empty step"
+        assert all(place.turn is None for place, _ in self._flight.extensions), "a slot is extended under a turn"
+        assert not (self._flight.chunks and self._flight.extensions), "a slot is extended while prompts wait"
+        assert self._flight.decode or self._flight.chunks or self._flight.extensions, "an empty step"
 
     def statistics(self) -> dict[str, object]:
         """Plain values with string keys, ready for the wire."""

@@ -13,7 +13,11 @@ from personae.types import AdapterKey, AdapterUse, Limits, NpcId, Priority, Repl
 
 @dataclass(frozen=True, slots=True)
 class TurnAsked:
-    """An NPC is to answer. `prompt` is the whole rendered prompt; what the slot already holds of it is found by comparing tokens."""
+    """An NPC is to answer. `prompt` is the whole rendered prompt; what the slot already holds of it is found by comparing tokens.
+
+    `tail`: what will follow the reply in the NPC's next prompt, () when nobody knows. It is prefilled when nobody waits for anything; a
+    wrong guess is cut when the next turn begins.
+    """
 
     at_ms: float
     turn: TurnId
@@ -25,6 +29,7 @@ class TurnAsked:
     rules: ReplyRules
     limits: Limits
     priority: Priority = Priority.PLAYER
+    tail: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

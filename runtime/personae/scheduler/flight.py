@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from personae.engine.batch import PrefillChunk, RowDone, RunStep, StepDone
+from personae.engine.batch import ExtendSlot, PrefillChunk, RowDone, RunStep, StepDone
 from personae.errors import OurBug
 from personae.scheduler.budget import StepBudget
-from personae.scheduler.sequence import Sequence
+from personae.scheduler.sequence import Place, Sequence
 from personae.scheduler.settings import SchedulerConfig
-from personae.types import TurnId
+from personae.types import Token, TurnId
+
+Extension = tuple[Place, tuple[Token, ...]]
 
 
 @dataclass(slots=True)
@@ -22,12 +24,14 @@ class Flight:
     decode: list[Sequence]
     chunks: list[PrefillChunk]
     turns: dict[TurnId, Sequence] = field(default_factory=dict)  # all of them
+    extensions: list[Extension] = field(default_factory=list)
 
     def __contains__(self, turn: Sequence) -> bool:
         return turn.turn in self.turns
 
     def order(self) -> RunStep:
-        return RunStep(tuple(turn.turn for turn in self.decode), tuple(self.chunks))
+        extend = tuple(ExtendSlot(place.slot, len(place.known), tokens) for place, tokens in self.extensions)
+        return RunStep(tuple(turn.turn for turn in self.decode), tuple(self.chunks), extend)
 
     def _named(self, name: TurnId) -> Sequence:
         turn = self.turns.get(name)
@@ -52,6 +56,14 @@ class Flight:
             turn.note_fed()
         return rows
 
+    def enter_extended(self, step: StepDone) -> None:
+        """A slot that the report passes over was not extended."""
+        done = dict(step.extended)
+        for place, tokens in self.extensions:
+            place.note_extended(tokens, min(done.pop(place.slot, 0), len(tokens)))
+        if done:
+            raise OurBug("internal", f"The engine reports to have extended slots {list(done)}, which its step did not name.", "Restart it.")
+
     def live_rows(self, step: StepDone) -> Iterator[tuple[Sequence, RowDone]]:
         """Rows of turns that somebody still listens to."""
         for row in step.rows:
@@ -67,11 +79,13 @@ class Flight:
         return [turn for name, turn in self.turns.items() if not turn.ended and name not in answered]
 
 
-def plan(busy: list[Sequence], budget: StepBudget, now_ms: float, config: SchedulerConfig) -> Flight | None:
-    """The next step: speaking turns decode; prompts are prefilled by class and age as far as the time goes. None: nothing to do.
+def plan(busy: list[Sequence], owed: list[Place], budget: StepBudget, now_ms: float, config: SchedulerConfig) -> Flight | None:
+    """The next step: speaking turns decode; prompts are prefilled by class and age as far as the time goes; when there are none, slots are
+    extended. None: nothing to do.
 
     A decode of few rows costs nearly as much as one of many, and the first word is what people wait for. So while a prompt waits, voices
-    of its class or below speak at the pace of a reader, no faster; the time saved goes to the prompt, and they catch up after it.
+    of its class or below speak at the pace of a reader, no faster; the time saved goes to the prompt, and they catch up after it. When one
+    of them is due, all speak: their rows cost little beside its own.
     """
     prompts = [turn for turn in busy if turn.prompt_left > 0]
     prompts.sort(key=lambda turn: (turn.class_at(now_ms, config.ageing_ms), turn.number))
@@ -79,18 +93,18 @@ def plan(busy: list[Sequence], budget: StepBudget, now_ms: float, config: Schedu
     urgent = [
         turn for turn in decode if prompts and turn.class_at(now_ms, config.ageing_ms) < prompts[0].class_at(now_ms, config.ageing_ms)
     ]
-    if prompts and not budget.is_due(now_ms):
+    is_due = any(now_ms - turn.heard_ms >= config.pace_ms for turn in decode if turn not in urgent)
+    if prompts and not is_due:
         decode = urgent
-    if not decode and not prompts:
+    extensions = [] if prompts else list(_extensions(owed, budget, len(decode), config))
+    if not decode and not prompts and not extensions:
         return None
-    if decode:
-        budget.note_decode(now_ms)
     may_wait = bool(decode) and not urgent and config.pace_ms > 0  # the next step has no rows
     chunks = list(_chunks(prompts, budget, len(decode), may_wait))
     turns = {turn.turn: turn for turn in decode}
     named = {chunk.turn for chunk in chunks}
     turns.update((turn.turn, turn) for turn in prompts if turn.turn in named)
-    return Flight(decode, chunks, turns)
+    return Flight(decode, chunks, turns, extensions)
 
 
 def _chunks(prompts: list[Sequence], budget: StepBudget, rows: int, may_wait: bool) -> Iterator[PrefillChunk]:
@@ -103,3 +117,17 @@ def _chunks(prompts: list[Sequence], budget: StepBudget, rows: int, may_wait: bo
         while n_tokens := budget.share(tokens_left, prompt_left, is_first):
             yield turn.chunk(start, n_tokens)
             start, prompt_left, tokens_left, is_first = start + n_tokens, prompt_left - n_tokens, tokens_left - n_tokens, False
+
+
+def _extensions(owed: list[Place], budget: StepBudget, rows: int, config: SchedulerConfig) -> Iterator[Extension]:
+    """Beside rows: those that fit wholly into the time the rows leave. When nobody speaks: one, and no more of it than a step's worth, so
+    that a line that arrives meanwhile waits for little."""
+    if not rows:
+        for place in owed[:1]:
+            yield place, place.take_owed(min(budget.prefill_tokens(0), config.prefill_chunk))
+        return
+    spent_ms = budget.decode_ms(rows)
+    for place in owed:
+        if budget.has_room_for(len(place.owed), spent_ms):
+            spent_ms += budget.extend_ms(len(place.owed))
+            yield place, place.take_owed(len(place.owed))

@@ -52,6 +52,8 @@ class Ledger:
         counters.prefill_tokens += prefilled
         counters.decode_ms += step.decode_ms
         counters.prefill_ms += step.prefill_ms
+        counters.idle_prefill_tokens += sum(n_tokens for _, n_tokens in step.extended)
+        counters.idle_prefill_ms += step.extend_ms
         if rows:
             counters.decodes += step.n_decodes
             counters.rows += rows

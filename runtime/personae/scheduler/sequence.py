@@ -13,6 +13,7 @@ from personae.scheduler.events import TurnAsked
 from personae.types import AdapterKey, AdapterUse, FinishReason, NpcId, Priority, Slot, Token, TurnId, Usage
 
 CLASSES = {Priority.PLAYER: 0, Priority.SCENE: 1, Priority.AMBIENT: 2}
+KEPT_AS_DRAWN = (FinishReason.END, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Place:
     adapter: AdapterUse | None = None  # under which every token of `known` was computed
     turn: Sequence | None = None  # None: parked, or empty
     used: int = 0  # rises with each use; the smallest was used longest ago
+    owed: tuple[Token, ...] = ()  # what the next prompt will probably have after `known`; only while parked
 
     @property
     def is_parked(self) -> bool:
@@ -36,6 +38,19 @@ class Place:
     def forget(self) -> None:
         self.npc, self.adapter = None, None
         self.known.clear()
+        self.owed = ()
+
+    def take_owed(self, most: int) -> tuple[Token, ...]:
+        """The next tokens to extend it by; they are no longer owed."""
+        taken, self.owed = self.owed[:most], self.owed[most:]
+        return taken
+
+    def note_extended(self, tokens: tuple[Token, ...], n_done: int) -> None:
+        """The report of an order to append `tokens`. What was not possible once is not tried again."""
+        if n_done < len(tokens):
+            self.owed = ()
+        if self.npc is not None:  # else it was cleared while the step was under way
+            self.known.extend(tokens[:n_done])
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +62,7 @@ class Sequence:
     place: Place | None = None  # None: it waits
     begun_ms: float = -1.0
     first_ms: float = -1.0  # when its first token was reported
+    heard_ms: float = -1.0  # when its last one was
     reused: int = 0
     prefilled: int = 0
     drawn: list[Token] = field(default_factory=list)
@@ -113,10 +129,11 @@ class Sequence:
             self.place.known.append(self.pending)
             self.pending = None
 
-    def note_drawn(self, row: RowDone) -> bool:
+    def note_drawn(self, row: RowDone, now_ms: float) -> bool:
         """Whether this was the turn's first token."""
         assert self.place is not None
         self.drawn.append(row.token)
+        self.heard_ms = now_ms
         if row.in_kv:
             self.place.known.append(row.token)
         else:
@@ -143,6 +160,18 @@ class Sequence:
     def reply(self, finish: FinishReason) -> tuple[Token, ...]:
         """What was drawn; the end token left out."""
         return tuple(self.drawn[:-1] if finish is FinishReason.END else self.drawn)
+
+    def next_up(self, finish: FinishReason) -> tuple[Token, ...]:
+        """What the NPC's next prompt will have after the tokens now in the slot; () when that cannot be known.
+
+        After other ends than these the reply goes into the history as text, or not at all, and is not what was drawn.
+        """
+        reply = self.reply(finish)
+        if finish not in KEPT_AS_DRAWN or not reply or not self.asked.tail:
+            return ()
+        assert self.place is not None
+        n_fed, ahead = len(self.place.known) - len(self.asked.prompt), reply + self.asked.tail
+        return ahead[n_fed:] if ahead[:n_fed] == tuple(self.drawn[:n_fed]) else ()  # an end token that was fed need not be the tail's
 
     def usage(self, n_reply: int) -> Usage:
         return Usage(prompt=self.computed, reused=self.reused, prefilled=self.prefilled, reply=n_reply)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from personae.scheduler.sequence import Place, Sequence, common_prefix
-from personae.types import NpcId, Slot
+from personae.types import AdapterKey, NpcId, Slot, Token
 
 
 class SlotTable:
@@ -37,6 +37,10 @@ class SlotTable:
         """The turns at work, in order of slots: the order of rows in a decode. Among them those that ended while a step was under way."""
         return [place.turn for place in self._places if place.turn is not None]
 
+    def adapters_owed(self) -> set[AdapterKey]:
+        """Those that are needed to extend slots."""
+        return {place.adapter.key for place in self._places if place.owed and place.adapter is not None}
+
     def of(self, npc: NpcId) -> Place | None:
         return self._of_npc.get(npc)
 
@@ -56,7 +60,7 @@ class SlotTable:
         if place.adapter == turn.adapter:
             keep = min(common_prefix(place.known, turn.asked.prompt), len(turn.asked.prompt) - 1)
         del place.known[keep:]
-        place.npc, place.adapter, place.turn = turn.npc, turn.adapter, turn
+        place.npc, place.adapter, place.turn, place.owed = turn.npc, turn.adapter, turn, ()
         self._of_npc[turn.npc] = place
         self._touch(place)
         turn.begin(place, keep, now_ms)
@@ -72,6 +76,21 @@ class SlotTable:
         if place.npc is None:
             place.forget()
 
+    def owe(self, place: Place, tokens: tuple[Token, ...], n_ctx: int) -> None:
+        """Note how a parked slot may be extended. All or nothing: past the context's end the history will have been cut."""
+        if place.is_parked and len(place.known) + len(tokens) <= n_ctx:
+            place.owed = tokens
+
+    def owed(self) -> list[Place]:
+        """Slots to be extended, the one used last first: it is the likeliest to be spoken to."""
+        return sorted((place for place in self._places if place.owed), key=lambda place: -place.used)
+
+    def note_freed(self, key: AdapterKey) -> None:
+        """KV made under the adapter stays true and grows no more."""
+        for place in self._places:
+            if place.adapter is not None and place.adapter.key == key:
+                place.owed = ()
+
     def disown(self, npc: NpcId) -> Place | None:
         """The NPC is gone; returns the slot whose KV is to be cleared. A turn under way there still has to be parked."""
         place = self._of_npc.pop(npc, None)
@@ -86,7 +105,9 @@ class SlotTable:
         assert len(owners) == len(set(owners)), f"an NPC holds two slots: {owners}"
         assert self._of_npc == {place.npc: place for place in self._places if place.npc is not None}, "slots and their index disagree"
         for place in self._places:
-            assert len(place.known) <= n_ctx, f"slot {place.slot} knows {len(place.known)} tokens of {n_ctx}"
+            n_known, n_owed = len(place.known), len(place.owed)
+            assert n_known + n_owed <= n_ctx, f"slot {place.slot} knows {n_known} tokens of {n_ctx} and is owed {n_owed}"
+            assert place.is_parked or not place.owed, f"slot {place.slot} is to be extended and not parked"
             if place.turn is None:
                 assert place.npc is not None or not place.known, f"slot {place.slot} is empty and knows tokens"
             else:

@@ -99,6 +99,7 @@ class Turns:
             ReplyRules((*self._prompts.stops, *character.stop, *(say.stop or ())), others_of(npc, heard)),
             limits,
             say.priority or Priority.PLAYER,
+            prompt.tail,
         )
 
     def speak(self, action: Speak) -> tuple[Session, list[dict[str, Any]]] | None:
