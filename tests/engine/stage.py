@@ -24,11 +24,16 @@ class WatchedBackend(FakeBackend):
     def __init__(self, settings: EngineSettings = SETTINGS) -> None:
         super().__init__(settings)
         self.decodes: list[list[tuple[int, int]]] = []
+        self.together: list[list[tuple[int, Any]]] = []  # prefilled in one decode
         self.samplers: list[FakeSampler] = []
 
     def decode(self, rows: Any) -> Any:
         self.decodes.append(list(rows))
         return super().decode(rows)
+
+    def prefill_alike(self, chunks: Any, *, wants_logits: bool) -> None:
+        super().prefill_alike(chunks, wants_logits=wants_logits)
+        self.together.append(list(chunks))
 
     def new_sampler(self, params: SamplingParams) -> Any:
         sampler = super().new_sampler(params)

@@ -23,6 +23,7 @@ from personae.engine.batch import (
     TurnFaulted,
 )
 from personae.engine.loop import EngineLoop
+from personae.engine.settings import EngineSettings
 from personae.errors import OurBug, WorldFailed
 from personae.types import AdapterKey, AdapterUse, FinishReason, ReplyRules, SamplingParams, Slot, TurnId
 from tests.engine.stage import OTHER_VOICE, SETTINGS, VOICE, Stage, WatchedBackend, begin_turn, chunk, prompt
@@ -47,6 +48,33 @@ def test_rows_with_different_adapters_share_one_decode_in_slot_order(stage: Stag
     assert [row.turn for row in done.rows] == [1, 2, 3]
     assert [[slot for slot, _ in rows] for rows in stage.backend.decodes] == [[1, 2, 3]]
     assert (done.n_decodes, done.n_adapters) == (1, 3)
+
+
+def test_a_line_said_to_everybody_is_prefilled_in_one_decode(stage: Stage) -> None:
+    for turn in (1, 2, 3):
+        stage.do(begin_turn(turn, slot=turn))
+    done = stage.step(prefill=(chunk(1, "Hello"), chunk(2, "Hello"), chunk(3, "Good evening")))
+    assert [[slot for slot, _ in chunks] for chunks in stage.backend.together] == [[1, 2]]
+    assert done.prefilled == ((1, len(prompt("Hello"))), (2, len(prompt("Hello"))), (3, len(prompt("Good evening"))))
+    assert [row.turn for row in done.rows] == [1, 2, 3]
+
+
+def test_two_chunks_of_one_turn_are_not_prefilled_together(stage: Stage) -> None:
+    stage.do(begin_turn(1, slot=1))
+    tokens = prompt("Hello")
+    done = stage.step(prefill=(PrefillChunk(TurnId(1), tokens[:4], False), PrefillChunk(TurnId(1), tokens[4:8], False)))
+    assert stage.backend.together == []
+    assert done.prefilled == ((1, 4), (1, 4))
+
+
+def test_one_of_a_group_that_does_not_fit_takes_nobody_with_it() -> None:
+    full = EngineSettings(model="fake", n_slots=4, n_ctx=len(prompt("Hello")) + 3)
+    stage = Stage(WatchedBackend(full))
+    stage.do(begin_turn(1, slot=1), begin_turn(2, slot=2))
+    stage.step(prefill=(PrefillChunk(TurnId(2), prompt("Hello")[:5], False),))
+    done = stage.step(prefill=(chunk(1, "Hello"), chunk(2, "Hello")))
+    assert done.prefilled == ((1, len(prompt("Hello"))),)
+    assert [(fault.turn, fault.code) for fault in done.faults] == [(2, "context_full")]
 
 
 def test_step_decodes_first_and_then_prefills(stage: Stage) -> None:
@@ -403,7 +431,7 @@ def test_steps_go_on_while_an_adapter_is_read(tmp_path: Path) -> None:
 
 def test_finished_load_wakes_the_loop(stage: Stage, tmp_path: Path) -> None:
     woken = threading.Event()
-    stage.loop._wake = woken.set
+    stage.loop = EngineLoop(stage.backend, stage.results.append, woken.set)
     (tmp_path / "a").write_bytes(b"GGUF")
     stage.do(LoadAdapter(VOICE, str(tmp_path / "a")))
     assert woken.wait(10)

@@ -111,6 +111,10 @@ class Backend(Protocol):
         """Append tokens to the slot in one decode of its own. AskedWrong `context_full` when they do not fit, slot unchanged."""
         ...
 
+    def prefill_alike(self, chunks: Sequence[tuple[Slot, Sequence[Token]]], *, wants_logits: bool) -> None:
+        """As `prefill`, for chunks of equal length of several slots, in as few decodes as can be. On AskedWrong all slots are unchanged."""
+        ...
+
     def decode(self, rows: Sequence[tuple[Slot, Token]]) -> DecodeReport:
         """Append one token to each slot, all in as few decodes as the mode allows; logits of each are then ready to be sampled."""
         ...

@@ -169,6 +169,15 @@ class FakeBackend:
         self._n_prefilled += len(tokens)
         self._take_time()
 
+    def prefill_alike(self, chunks: Sequence[tuple[Slot, Sequence[Token]]], *, wants_logits: bool) -> None:
+        _require(len({len(tokens) for _, tokens in chunks}) == 1, "Chunks that are prefilled together have one length.")
+        _require(len({slot for slot, _ in chunks}) == len(chunks), "A slot has one chunk in a decode.")
+        for slot, tokens in chunks:
+            if self.n_tokens(slot) + len(tokens) > self._settings.n_ctx:
+                raise AskedWrong("context_full", f"Slot {slot} has no room for {len(tokens)} more tokens.")
+        for slot, tokens in chunks:
+            self.prefill(slot, tokens, wants_logits=wants_logits)
+
     def decode(self, rows: Sequence[tuple[Slot, Token]]) -> DecodeReport:
         slots = [slot for slot, _ in rows]
         _require(bool(rows) and slots == sorted(set(slots)), f"Rows must ascend by slot, one each: {slots}.")

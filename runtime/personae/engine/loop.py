@@ -19,18 +19,13 @@ Rules that always hold
 from __future__ import annotations
 
 import logging
-import os
-import queue
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from personae.engine.backend import Backend, PreparedAdapter, Sampler
+from personae.engine.adapter_loader import AdapterLoader
+from personae.engine.backend import Backend, Sampler
 from personae.engine.batch import (
-    AdapterLoaded,
-    AdapterRefused,
     BeginTurn,
     ClearSlot,
     DropTurn,
@@ -52,8 +47,6 @@ from personae.types import AdapterKey, AdapterUse, FinishReason, Piece, Sampling
 
 log = logging.getLogger(__name__)
 
-_LOADER_NICE = 10  # the share of a core that a decode's thread leaves it is about a tenth
-
 _FAULTS = (AskedWrong, WorldFailed)
 
 
@@ -71,13 +64,11 @@ class _Turn:
     last_token: Token = -1  # drawn and not yet in KV
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What the loader thread has ready."""
+_Chunk = tuple[_Turn, PrefillChunk]
 
-    key: AdapterKey
-    adapter: PreparedAdapter | PersonaeError
-    ms: float
+
+def _are_alike(one: PrefillChunk, other: PrefillChunk) -> bool:
+    return len(one.tokens) == len(other.tokens) and one.last == other.last and one.turn != other.turn
 
 
 class EngineLoop:
@@ -97,14 +88,9 @@ class EngineLoop:
         self.quitting = False  # a Quit was handled
         self._backend = backend
         self._emit = emit
-        self._wake = wake
         self._prefill_chunk = prefill_chunk
         self._turns: dict[TurnId, _Turn] = {}
-        self._resident: dict[AdapterKey, AdapterLoaded] = {}
-        self._loading: set[AdapterKey] = set()
-        self._to_read: queue.SimpleQueue[LoadAdapter | None] = queue.SimpleQueue()
-        self._read: queue.SimpleQueue[_Read] = queue.SimpleQueue()
-        self._loader: threading.Thread | None = None
+        self._adapters = AdapterLoader(backend, emit, wake)
 
     def handle(self, order: Order) -> None:
         match order:
@@ -117,7 +103,7 @@ class EngineLoop:
             case ClearSlot(slot):
                 self._clear_slot(slot)
             case LoadAdapter():
-                self._load_adapter(order)
+                self._adapters.load(order)
             case FreeAdapter(key):
                 self._free_adapter(key)
             case Quit():
@@ -125,14 +111,13 @@ class EngineLoop:
 
     def settle(self, block: bool = False) -> None:
         """Install the adapters that have been read meanwhile. `block`: wait for all that are still being read."""
-        while self._loading and (block or not self._read.empty()):
-            self._install(self._read.get())
+        self._adapters.settle(block)
 
     def close(self) -> None:
         """End every turn without a word, and the backend with them. A file that is still being read is not waited for."""
         for turn in list(self._turns):
             self._end(turn)
-        self._to_read.put(None)
+        self._adapters.close()
         self._backend.close()
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -182,14 +167,51 @@ class EngineLoop:
     def _prefill_chunks(self, chunks: Sequence[PrefillChunk], faults: list[TurnFaulted]) -> tuple[list[tuple[TurnId, int]], list[RowDone]]:
         prefilled: list[tuple[TurnId, int]] = []
         rows: list[RowDone] = []
+        for group in self._groups(chunks):
+            for turn, chunk in self._prefill_group(group, faults):
+                prefilled.append((turn.turn, len(chunk.tokens)))
+                if chunk.last and (row := self._draw(turn, faults)):
+                    rows.append(row)
+        return prefilled, rows
+
+    def _groups(self, chunks: Sequence[PrefillChunk]) -> list[list[_Chunk]]:
+        """Chunks of open turns, in order; neighbours that can share a decode are together: one length, one chunk a turn.
+
+        A line that is said to everybody at the table is such a group: each NPC prefills the same few tokens, and a decode of their own
+        would cost each of them nearly what it costs all.
+        """
+        groups: list[list[_Chunk]] = []
         for chunk in chunks:
             turn = self._turns.get(chunk.turn)
-            if turn is None or not self._prefill_chunk_of(turn, chunk, faults):
+            if turn is None:
                 continue
-            prefilled.append((turn.turn, len(chunk.tokens)))
-            if chunk.last and (row := self._draw(turn, faults)):
-                rows.append(row)
-        return prefilled, rows
+            last = groups[-1] if groups else []
+            fits = (len(last) + 1) * len(chunk.tokens) <= self._prefill_chunk
+            if last and fits and all(_are_alike(one, chunk) for _, one in last):
+                last.append((turn, chunk))
+            else:
+                groups.append([(turn, chunk)])
+        return groups
+
+    def _prefill_group(self, group: list[_Chunk], faults: list[TurnFaulted]) -> Iterator[_Chunk]:
+        """Those of the group that are in KV now. Each is handed out while its slot has its logits."""
+        if len(group) > 1 and self._prefill_together(group):
+            yield from group
+            return
+        for turn, chunk in group:
+            if self._prefill_chunk_of(turn, chunk, faults):
+                yield turn, chunk
+
+    def _prefill_together(self, group: list[_Chunk]) -> bool:
+        """False when one of them does not fit: nothing has happened then, and each finds out for itself."""
+        try:
+            self._backend.prefill_alike([(turn.slot, chunk.tokens) for turn, chunk in group], wants_logits=group[0][1].last)
+        except AskedWrong:
+            return False
+        for turn, chunk in group:
+            turn.n_kv += len(chunk.tokens)
+            _accept(turn.sampler, chunk.tokens, turn.look_back)
+        return True
 
     def _prefill_chunk_of(self, turn: _Turn, chunk: PrefillChunk, faults: list[TurnFaulted]) -> bool:
         try:
@@ -301,66 +323,10 @@ class EngineLoop:
             self._end(turn)
         self._backend.cut(slot, 0)
 
-    # --- adapters -------------------------------------------------------------------------------------------------
-
-    def _load_adapter(self, order: LoadAdapter) -> None:
-        if order.key in self._resident:
-            self._emit(self._resident[order.key])
-        elif order.key not in self._loading:
-            self._loading.add(order.key)
-            self._start_loader()
-            self._to_read.put(order)
-
     def _free_adapter(self, key: AdapterKey) -> None:
-        """A load that is still under way is not recalled: its AdapterLoaded, later than this, tells the truth."""
         if any(turn.adapter and turn.adapter.key == key for turn in self._turns.values()):
             raise OurBug("internal", f"Adapter {key} was to be freed while a turn speaks with it.")
-        if self._resident.pop(key, None):
-            self._backend.free_adapter(key)
-
-    def _install(self, read: _Read) -> None:
-        self._loading.discard(read.key)
-        if isinstance(read.adapter, PersonaeError):
-            self._refuse(read.key, read.adapter)
-            return
-        try:
-            self._backend.install_adapter(read.key, read.adapter)
-        except _FAULTS as error:
-            self._refuse(read.key, error)
-            return
-        loaded = AdapterLoaded(read.key, read.adapter.bytes_resident, read.adapter.rank, read.ms, read.adapter.warnings)
-        self._resident[read.key] = loaded
-        self._emit(loaded)
-
-    def _refuse(self, key: AdapterKey, error: PersonaeError) -> None:
-        self._emit(AdapterRefused(key, error.code, error.message, error.hint))
-
-    def _start_loader(self) -> None:
-        if self._loader is None:
-            self._loader = threading.Thread(target=self._read_adapters, name="adapter-loader", daemon=True)
-            self._loader.start()
-
-    def _read_adapters(self) -> None:
-        """The loader thread. It touches nothing of the loop but the two queues, and stands back for the decode beside it."""
-        if sys.platform == "linux":  # where a thread has a priority of its own; a step must not wait for a file
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOADER_NICE)
-        while order := self._to_read.get():
-            started = time.perf_counter()
-            adapter = self._prepared(order)
-            self._read.put(_Read(order.key, adapter, (time.perf_counter() - started) * 1e3))
-            self._wake()
-
-    def _prepared(self, order: LoadAdapter) -> PreparedAdapter | PersonaeError:
-        try:
-            return self._backend.prepare_adapter(order.key, order.path)
-        except PersonaeError as error:
-            return error
-        except FileNotFoundError:
-            return AskedWrong("adapter_missing", f"Adapter '{order.path}' is not there.", "Check the path in the pack's manifest.")
-        except OSError as error:
-            return WorldFailed("adapter_unreadable", f"Adapter '{order.path}' cannot be read: {error.strerror or error}.")
-        except Exception as error:  # a file must never end the loader, and every order gets an answer
-            return WorldFailed("internal", f"Adapter '{order.path}' could not be prepared: {error!r}.", "Please report this with the file.")
+        self._adapters.free(key)
 
 
 def _look_back(sampling: SamplingParams) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from personae.engine.llama.backend import LlamaBackend
 from personae.types import AdapterUse, MixMode, Slot
 from tests.engine.llama.conftest import Start
-from tests.engine.llama.house import LINE, Voice, listen, load, prompt, speak
+from tests.engine.llama.house import LINE, Voice, listen, load, logits_of, prompt, speak
 from tests.tiny import ARCHES, TinyModel
 from tests.tiny.stock import stock_greedy, stock_logits
 
@@ -73,6 +73,39 @@ def test_a_step_of_four_voices_is_one_decode_when_mixed_and_four_when_grouped(
     firsts = listen_all(backend, llama_voices, CAST)
     report = backend.decode([(Slot(slot), token) for slot, token in firsts.items()])
     assert (report.n_decodes, report.n_adapters) == ((1, 4) if mode == "mixed" else (4, 1))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_prompts_of_one_length_are_read_together_each_under_its_own_voice(
+    threads: int, mode: str, model: TinyModel, voices: dict[str, Voice], start: Start
+) -> None:
+    backend = start(model.path, mode=mode, threads=threads)
+    load(backend, *voices.values())
+    heard = {slot: prompt(LINES[slot] * 3)[:17] for slot in CAST}
+    for slot, name in CAST.items():
+        backend.bind(Slot(slot), use_of(voices, name))
+    for part, last in ((slice(0, 9), False), (slice(9, 13), False), (slice(13, 17), True)):
+        backend.prefill_alike([(Slot(slot), heard[slot][part]) for slot in (2, 0, 3, 1)], wants_logits=last)
+    firsts = {slot: logits_of(backend, slot) for slot in CAST}
+    drawn, seen = speak(backend, {slot: int(row.argmax()) for slot, row in firsts.items()}, 8)
+    for slot, name in CAST.items():
+        path = path_of(voices, name)
+        assert drawn[slot] == stock_greedy(model.path, heard[slot], 8, path), (slot, name)
+        wanted = stock_logits(model.path, heard[slot] + drawn[slot][:-1], path)[len(heard[slot]) - 1 :]
+        assert max(map(relative, [firsts[slot], *seen[slot]], wanted)) < WITHIN, (slot, name)
+
+
+def test_only_neighbours_share_a_decode_when_prompts_are_read(
+    llama: TinyModel, llama_voices: dict[str, Voice], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = start(llama.path, mode="mixed")
+    decoded: list[int] = []
+    decode = backend._mixing.decode
+    monkeypatch.setattr(backend._mixing, "decode", lambda rows, uses: decoded.append(len(rows)) or decode(rows, uses))
+    backend.prefill_alike([(Slot(slot), [5, 6, 7]) for slot in (0, 1, 3)], wants_logits=True)
+    assert decoded == [6, 3]
+    assert {slot: backend.n_tokens(Slot(slot)) for slot in range(4)} == {0: 3, 1: 3, 2: 0, 3: 3}
 
 
 @pytest.mark.parametrize("n_rows", [1, 2, 3, 5])

@@ -1,8 +1,9 @@
 """Side by side with a llama-server: the same model file, adapters, prompts, lengths, sampling and threads; ours through the socket.
 
 Eight NPCs with eight different adapters are spoken to at once, in rounds that take turns. Cold: each has a persona that neither side has
-seen. Warm: the same NPCs are spoken to again; both keep what they hold of the first turn. `last_first_token_s` is how long the last of
-the eight lets the player wait for its first token. One round is run first and not counted: it loads adapters and pays for first decodes.
+seen. Warm: the same NPCs are spoken to again, after the pause in which a player reads; both keep what they hold of the first turn, and
+may use the pause. `last_first_token_s` is how long the last of the eight lets the player wait for its first token. One round is run first
+and not counted: it loads adapters and pays for first decodes.
 
 The adapters are random, of one rank, so that replies have full length on both sides whatever the model is.
 """
@@ -10,6 +11,7 @@ The adapters are random, of one rank, so that replies have full length on both s
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "rank", 16, 256, "of every adapter")
     add_count(parser, "tokens", 32, 512, "of every reply")
     add_count(parser, "rounds", 3, 50, "of each side")
+    add_count(parser, "pause-ms", 1000, 60_000, "between the two lines of a round, on both sides")
     add_threads(parser)
     add_format(parser, AUTO)
 
@@ -94,7 +97,9 @@ class _Ours:
 
     def run(self, client: Client, number: int) -> None:
         npcs = [client.spawn(_name(number, npc)) for npc in range(self._args.npcs)]
-        cold, warm = (speak_to_all(client, npcs, line, self._args.tokens) for line in LINES)
+        cold = speak_to_all(client, npcs, LINES[0], self._args.tokens)
+        time.sleep(self._args.pause_ms / 1e3)
+        warm = speak_to_all(client, npcs, LINES[1], self._args.tokens)
         for npc in npcs:
             npc.despawn()
         self.took.prompt_tokens = cold.dones[0].usage.prompt
@@ -113,6 +118,7 @@ class _Theirs:
         cold = server.ask_all([self._prompt(number, npc, said[:1]) for npc in range(self._args.npcs)], self._args.tokens)
         replies = [Line(_name(number, npc), one.text, True, one.tokens) for npc, one in enumerate(cold.all)]
         talks = [[said[0], reply, said[1]] for reply in replies]
+        time.sleep(self._args.pause_ms / 1e3)
         warm = server.ask_all([self._prompt(number, npc, talk) for npc, talk in enumerate(talks)], self._args.tokens)
         waits = [max(one.first_s for one in answers.all) for answers in (cold, warm)]
         self.took.note(cold.n_tokens + warm.n_tokens, cold.seconds + warm.seconds, *waits)
@@ -138,6 +144,7 @@ def _report(ours: Took, theirs: Took, args: argparse.Namespace, stats: dict[str,
         "rank": args.rank,
         "tokens": args.tokens,
         "rounds": args.rounds,
+        "pause_ms": args.pause_ms,
         "threads": args.threads,
         "mode": stats["mode"],
         "format": args.format,

@@ -172,16 +172,47 @@ class LlamaBackend:
     # --- tokens ---------------------------------------------------------------------------------------------------
 
     def prefill(self, slot: Slot, tokens: Sequence[Token], *, wants_logits: bool) -> None:
-        at, n = self._lengths[slot], len(tokens)
-        if not 0 < n <= self._settings.prefill_chunk:
-            raise OurBug("internal", f"A chunk of {n} tokens was to be prefilled.")
-        if at + n > self._card.n_ctx:
-            raise AskedWrong("context_full", f"{n} tokens do not fit after the {at} of slot {slot}.", "Raise --ctx.")
-        stream, last = self._streams.of[slot], n - 1
-        rows = [Row(token, at + i, stream, wants_logits and i == last) for i, token in enumerate(tokens)]
-        _, logits = self._mixing.decode(rows, [self._uses[slot]] * n)
-        self._lengths[slot] = at + n
-        self._logits = {slot: logits[last]} if logits[last] is not None else {}  # type: ignore[dict-item]
+        self.prefill_alike([(slot, tokens)], wants_logits=wants_logits)
+
+    def prefill_alike(self, chunks: Sequence[tuple[Slot, Sequence[Token]]], *, wants_logits: bool) -> None:
+        """Slots whose streams are neighbours share a decode; none is moved for it, which would cost more than it saves."""
+        n = len(chunks[0][1])
+        if not 0 < n * len(chunks) <= self._settings.prefill_chunk or any(len(tokens) != n for _, tokens in chunks):
+            raise OurBug("internal", f"{len(chunks)} chunks of {n} tokens were to be prefilled together.")
+        for slot, _ in chunks:
+            if self._lengths[slot] + n > self._card.n_ctx:
+                raise AskedWrong("context_full", f"{n} tokens do not fit after the {self._lengths[slot]} of slot {slot}.", "Raise --ctx.")
+        logits: dict[Slot, npt.NDArray[np.float32]] = {}
+        for run in self._runs(chunks):
+            self._prefill_run(run, wants_logits, logits)
+        self._logits = logits
+
+    def _runs(self, chunks: Sequence[tuple[Slot, Sequence[Token]]]) -> list[list[tuple[Slot, Sequence[Token]]]]:
+        """Chunks by streams without a gap; one by one in grouped mode, where each adapter decodes alone."""
+        runs: list[list[tuple[Slot, Sequence[Token]]]] = []
+        for chunk in sorted(chunks, key=lambda chunk: self._streams.of[chunk[0]]):
+            follows = bool(runs) and self._streams.of[runs[-1][-1][0]] + 1 == self._streams.of[chunk[0]]
+            if follows and self._mixer is not None:
+                runs[-1].append(chunk)
+            else:
+                runs.append([chunk])
+        return runs
+
+    def _prefill_run(
+        self, run: list[tuple[Slot, Sequence[Token]]], wants_logits: bool, logits: dict[Slot, npt.NDArray[np.float32]]
+    ) -> None:
+        """One decode, rows sequence by sequence: the order in which llama.cpp leaves sequences of equal length."""
+        rows, uses = [], []
+        for slot, tokens in run:
+            at, last = self._lengths[slot], len(tokens) - 1
+            rows += [Row(token, at + i, self._streams.of[slot], wants_logits and i == last) for i, token in enumerate(tokens)]
+            uses += [self._uses[slot]] * len(tokens)
+        _, found = self._mixing.decode(rows, uses)
+        for number, (slot, tokens) in enumerate(run):
+            self._lengths[slot] += len(tokens)
+            row = found[(number + 1) * len(tokens) - 1]
+            if row is not None:
+                logits[slot] = row.copy()  # the next run's decode overwrites it
 
     def decode(self, rows: Sequence[tuple[Slot, Token]]) -> DecodeReport:
         slots = [slot for slot, _ in rows]

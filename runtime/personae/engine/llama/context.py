@@ -79,7 +79,7 @@ class Context:
     # --- decoding -------------------------------------------------------------------------------------------------
 
     def decode(self, rows: Sequence[Row]) -> None:
-        """One llama_decode. Rows of several streams: one row each, streams ascending without a gap. OurBug when it fails."""
+        """One llama_decode. Rows of several streams: stream by stream, ascending without a gap, equally many each. OurBug when it fails."""
         n = len(rows)
         self._tokens[:n] = [row.token for row in rows]
         self._positions[:n] = [row.position for row in rows]
