@@ -264,7 +264,7 @@ def _measured(path: Path, settings: EngineSettings, format: str) -> Iterator[Fin
     from personae.cli.bench import speeds
     from personae.engine.llama import formats
 
-    now = speeds.Setup(format, bool(settings.flash_attention), physical_cores())
+    now = speeds.Setup(format, settings.flash_attention, physical_cores())
     try:
         models = {name: formats.resolve(path, name, physical_cores()) for name in formats.FORMATS}
         measured = speeds.measure(models, sorted({1, now.threads}), (False, True), TURNS)

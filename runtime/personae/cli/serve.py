@@ -81,7 +81,7 @@ def service_config(args: argparse.Namespace) -> ServiceConfig:
         mode=args.mode,
         n_gpu_layers=args.gpu_layers,
         max_adapters=args.max_adapters,
-        flash_attention=args.flash or None,
+        flash_attention=args.flash,
         fake_step_ms=args.fake_step_ms,
     )
     return ServiceConfig(

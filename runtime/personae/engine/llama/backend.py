@@ -54,7 +54,7 @@ class LlamaBackend:
             n_ctx=settings.n_ctx,
             n_batch=settings.prefill_chunk,
             threads=self._team.size,
-            flash=bool(settings.flash_attention),
+            flash=settings.flash_attention,
             mixer=self._mixer,
         )
         self._mixing: Mixing = Mixed(self._context, self._template, self._sites) if self._mixer else Grouped(self._model, self._context)
