@@ -55,14 +55,6 @@ class StepBudget:
         left_ms = self._config.step_ms - self.decode_ms(rows)
         return max(self._config.min_chunk, int(left_ms / self.prefill_ms))
 
-    def has_room_for(self, n_tokens: int, spent_ms: float) -> bool:
-        """Whether slots may still be extended by so many tokens in a step of which `spent_ms` are spent."""
-        return spent_ms + self.extend_ms(n_tokens) <= self._config.step_ms
-
-    def extend_ms(self, n_tokens: int) -> float:
-        """What it takes to extend a slot: a decode of its own, whose fixed cost the price of a token in long prompts does not show."""
-        return self.decode_ms(1) + n_tokens * self.prefill_ms
-
     def would_split(self, prompt_left: int, rows: int) -> bool:
         """Whether a prompt that fits into a step of its own does not fit beside so many rows."""
         fits = self.share(self.prefill_tokens(0), prompt_left, True) == prompt_left

@@ -317,7 +317,7 @@ class Scheduler:
         left_out = [turn for turn in busy if turn.pending is not None and turn not in self._flight]
         assert not left_out or self._flight.chunks, "a speaking turn is left out of a step that prefills nothing"
         assert all(place.turn is None for place, _ in self._flight.extensions), "a slot is extended under a turn"
-        assert not (self._flight.chunks and self._flight.extensions), "a slot is extended while prompts wait"
+        assert not (self._flight.turns and self._flight.extensions), "a slot is extended while turns are at work"
         assert self._flight.decode or self._flight.chunks or self._flight.extensions, "an empty step"
 
     def statistics(self) -> dict[str, object]:

@@ -80,8 +80,8 @@ class Flight:
 
 
 def plan(busy: list[Sequence], owed: list[Place], budget: StepBudget, now_ms: float, config: SchedulerConfig) -> Flight | None:
-    """The next step: speaking turns decode; prompts are prefilled by class and age as far as the time goes; when there are none, slots are
-    extended. None: nothing to do.
+    """The next step: speaking turns decode; prompts are prefilled by class and age as far as the time goes; when nobody is at work, a
+    parked slot is extended. None: nothing to do.
 
     A decode of few rows costs nearly as much as one of many, and the first word is what people wait for. So while a prompt waits, voices
     of its class or below speak at the pace of a reader, no faster; the time saved goes to the prompt, and they catch up after it. When one
@@ -96,7 +96,7 @@ def plan(busy: list[Sequence], owed: list[Place], budget: StepBudget, now_ms: fl
     is_due = any(now_ms - turn.heard_ms >= config.pace_ms for turn in decode if turn not in urgent)
     if prompts and not is_due:
         decode = urgent
-    extensions = [] if prompts else list(_extensions(owed, budget, len(decode), config))
+    extensions = [] if prompts or decode else list(_extensions(owed, budget, config))
     if not decode and not prompts and not extensions:
         return None
     may_wait = bool(decode) and not urgent and config.pace_ms > 0  # the next step has no rows
@@ -119,15 +119,10 @@ def _chunks(prompts: list[Sequence], budget: StepBudget, rows: int, may_wait: bo
             start, prompt_left, tokens_left, is_first = start + n_tokens, prompt_left - n_tokens, tokens_left - n_tokens, False
 
 
-def _extensions(owed: list[Place], budget: StepBudget, rows: int, config: SchedulerConfig) -> Iterator[Extension]:
-    """Beside rows: those that fit wholly into the time the rows leave. When nobody speaks: one, and no more of it than a step's worth, so
-    that a line that arrives meanwhile waits for little."""
-    if not rows:
-        for place in owed[:1]:
-            yield place, place.take_owed(min(budget.prefill_tokens(0), config.prefill_chunk))
-        return
-    spent_ms = budget.decode_ms(rows)
-    for place in owed:
-        if budget.has_room_for(len(place.owed), spent_ms):
-            spent_ms += budget.extend_ms(len(place.owed))
-            yield place, place.take_owed(len(place.owed))
+def _extensions(owed: list[Place], budget: StepBudget, config: SchedulerConfig) -> Iterator[Extension]:
+    """One slot, and no more of what it is owed than a step's worth, so that a line that arrives meanwhile waits for little.
+
+    Never beside a voice: there it would cost a decode of its own, more than the same tokens cost as the head of the next prompt.
+    """
+    for place in owed[:1]:
+        yield place, place.take_owed(min(budget.prefill_tokens(0), config.prefill_chunk))
