@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,10 @@ from personae.config import ServiceConfig
 from personae.engine.settings import EngineSettings
 from personae.errors import AskedWrong, WorldFailed
 from personae.service.app import Service
+from personae.service.engine_thread import EngineThread
 from personae.service.memory import resident_bytes
 from personae.service.parent import watch_parent
+from tests.service.house import PATIENCE_MS
 
 
 def test_ready_and_warm_are_two_lines(serve) -> None:
@@ -30,6 +34,21 @@ def test_second_service_on_a_port_is_told_before_anything_is_loaded(serve) -> No
     with pytest.raises(WorldFailed) as failure:
         Service(ServiceConfig(EngineSettings(model="fake"), port=port))
     assert failure.value.code == "endpoint_taken"
+
+
+def test_a_stop_that_is_asked_while_the_service_begins_is_not_forgotten() -> None:
+    settings = EngineSettings(model="fake")
+
+    def stop_and_lose_the_wake_up(line: dict[str, Any]) -> None:
+        if line["event"] == "ready":
+            service.stop()
+            service._transport.wait(0)
+
+    service = Service(ServiceConfig(settings), announce=stop_and_lose_the_wake_up, start_engine=lambda post: EngineThread(settings, post))
+    thread = threading.Thread(target=service.run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_MS / 1000)
+    assert not thread.is_alive()
 
 
 def test_shutdown_lets_open_turns_end_and_takes_nothing_new(serve, connect) -> None:

@@ -178,7 +178,10 @@ class Service:
             self._close_doors(at_ms)
 
     def _patience_ms(self) -> float | None:
-        """How long there is nothing to do unless somebody speaks."""
+        """How long there is nothing to do unless somebody speaks. None at all when a stop is still to be seen to: while the service began,
+        its wake-up may have been taken for another's."""
+        if self._stops > self._stops_seen:
+            return 0.0
         due = [self._host.next_deadline_ms(), self._conductor.next_deadline_ms(), self._sessions.next_deadline_ms(), self._drained_ms]
         if self._is_gone is not None:
             due.append(self._parent_due_ms)
