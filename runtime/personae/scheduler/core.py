@@ -5,8 +5,8 @@ time arrives in the event, and the same events give the same actions, whatever e
 
 The idea: a turn that is asked waits in line. Whenever no step is under way, turns that have adapter and slot begin, and one step is
 ordered for all that are at work: a token for each that speaks, and as much prompt as the step's time allows. Its report is entered,
-those that are done leave, and the next step is ordered in the same breath, before anybody is told about the last one. When no prompt
-waits, parked slots are extended by what the next prompt of their NPC will have before its new words; they are *owed* that.
+those that are done leave, and the next step is ordered in the same breath, before anybody is told about the last one. When nobody
+is at work, parked slots are extended by what the next prompt of their NPC will have before its new words; they are *owed* that.
 
 Rules that always hold (`validate` checks them)
 - Every turn asked ends in exactly one EndTurn or FailTurn. A turn is open in exactly one place: in line or in a slot.

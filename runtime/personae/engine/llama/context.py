@@ -103,7 +103,7 @@ class Context:
         api.lib.llama_set_n_threads(self.handle, n, n)
 
     def use_adapters(self, *adapters: tuple[Any, float]) -> None:
-        """llama.cpp's own adapters, for every row of every decode from now on. Reserves the graph anew: 15-21 ms (grouped mode only)."""
+        """llama.cpp's own adapters, for every row of every decode from now on. llama.cpp reserves its graph anew: grouped mode only."""
         n = len(adapters)
         handles = (api.lib.llama_adapter_lora_p_ctypes * max(n, 1))(*(adapter for adapter, _ in adapters))
         scales = (ctypes.c_float * max(n, 1))(*(scale for _, scale in adapters))
