@@ -9,6 +9,7 @@ from typing import NewType
 NpcId = NewType("NpcId", str)
 TurnId = NewType("TurnId", int)  # unique in one run of the service, never reused
 Slot = NewType("Slot", int)  # 0 .. n_slots-1: a place for one sequence's KV
+Stash = NewType("Stash", int)  # a sequence's KV in the engine's host memory; named by the scheduler, never reused in one life of an engine
 Token = int
 AdapterKey = NewType("AdapterKey", str)  # SHA-256 of the adapter file's content, hex; never a name or a path
 
@@ -24,6 +25,9 @@ class FinishReason(StrEnum):
     TIME = "time"  # max_seconds
     CONTEXT = "context"  # the slot's context is full
     CANCELLED = "cancelled"  # the client asked, or its connection is gone
+    INTERRUPTED = "interrupted"  # somebody spoke to the NPC in the middle of it
+    DEADLINE = "deadline"  # a deadline of the request passed: the pack's fallback line was spoken, where it has one
+    WARM = "warm"  # there was nothing to say: the NPC was prepared for its next turn
 
 
 class Priority(StrEnum):
@@ -32,6 +36,16 @@ class Priority(StrEnum):
     PLAYER = "player"
     SCENE = "scene"
     AMBIENT = "ambient"
+
+
+class KvSource(StrEnum):
+    """Where the KV came from that a turn did not have to compute. The values are part of the wire."""
+
+    NONE = "none"
+    SLOT = "slot"  # the NPC's own slot, as it left it
+    HOST = "host"  # its own, put aside in host memory meanwhile
+    COPY = "copy"  # another sequence that begins with the same tokens under the same adapter
+    SAVED = "saved"  # a file beside a save
 
 
 class MixMode(StrEnum):
@@ -68,6 +82,18 @@ class Limits:
 
     max_tokens: int = 160
     max_seconds: float = 60.0
+    max_kv: int = 0  # tokens of prompt and reply together; 0: all that a slot holds
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """What was promised to whoever waits, in ms from the request; None: nothing. Passing one is a miss, passing `Limits` is an end."""
+
+    first_ms: float | None = None  # until the first token
+    end_ms: float | None = None
+
+
+NO_DEADLINES = Deadlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +120,7 @@ class Usage:
     reused: int = 0  # found in the slot's KV
     prefilled: int = 0
     reply: int = 0
+    source: KvSource = KvSource.NONE  # of what was reused
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +146,6 @@ class ModelCard:
     mode_reason: str = ""  # why it is grouped; empty when mixed
     threads: int = 1
     can_cut: bool = True  # the memory can forget a tail of a sequence without forgetting its head
+    can_cut_moved: bool = True  # also of one that was stashed or copied; False where only part of it comes along (sliding windows)
+    kv_token_bytes: int = 0  # of one token's KV when put into host memory; 0: not known before it is measured
     details: dict[str, str] = field(default_factory=dict)  # for people: build, kernels, quantization

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from personae.engine import fake
 from personae.engine.fake import IM_END, IM_START, FakeBackend, FakeVocabulary
 from personae.engine.settings import EngineSettings
 from personae.errors import AskedWrong, OurBug
@@ -199,3 +201,74 @@ def test_grouped_mode_decodes_each_adapter_apart() -> None:
     assert backend.card.mode_reason
     backend.prefill(A, [65], wants_logits=False)
     assert backend.decode([(A, 65), (B, 65)]).n_decodes == 1
+
+
+# --- what it can be told to be ------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a test outlives the process that ends in it."""
+
+    def end(code: int) -> None:
+        raise Killed(code)
+
+    monkeypatch.setattr(fake.os, "_exit", end)
+
+
+def kill_adapter(backend: FakeBackend, path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    backend.install_adapter(VOICE, backend.prepare_adapter(VOICE, str(path)))
+
+
+@pytest.mark.usefixtures("mortal")
+def test_an_adapter_can_kill_the_process_when_it_is_installed(tmp_path: Path) -> None:
+    with pytest.raises(Killed, match="70"):
+        kill_adapter(FakeBackend(SMALL), tmp_path / "a", b"KILL-LOAD and more")
+
+
+@pytest.mark.usefixtures("mortal")
+def test_an_adapter_can_kill_the_process_at_its_first_decode_and_not_at_that_of_others(tmp_path: Path) -> None:
+    backend = FakeBackend(SMALL)
+    kill_adapter(backend, tmp_path / "a", b"KILL-STEP and more")
+    ask(backend, A, "Hello")
+    assert answer(backend, A) == "[base] I heard: Hello."
+    with pytest.raises(Killed, match="70"):
+        ask(backend, B, "Hello", AdapterUse(VOICE))
+
+
+def test_its_memory_can_be_one_that_cannot_be_cut() -> None:
+    backend = FakeBackend(replace(SMALL, fake_can_cut=False))
+    ask(backend, A, "Hello")
+    n = backend.n_tokens(A)
+    assert not backend.card.can_cut
+    assert [backend.cut(A, n), backend.cut(A, n - 1)] == [n, 0]
+
+
+def test_it_can_take_the_tokens_of_any_vocabulary() -> None:
+    backend = FakeBackend(replace(SMALL, fake_any_tokens=True))
+    backend.prefill(A, [151_643, 0, 262_144, *scaffold("Hello"), 9_999], wants_logits=True)
+    assert backend.restore(B, backend.export(A)) == backend.n_tokens(A)
+    assert VOCABULARY.is_end(answered := backend.sample(A, backend.new_sampler(SamplingParams()))) or answered < 256
+    with pytest.raises(OurBug):
+        backend.prefill(A, [-1], wants_logits=False)
+    with pytest.raises(OurBug):
+        FakeBackend(SMALL).prefill(A, [9_999], wants_logits=False)
+
+
+def test_a_seal_tells_blobs_and_engines_apart() -> None:
+    backend = FakeBackend(SMALL)
+    seal = backend.seal(b"a", b"bc")
+    assert (len(seal), seal) == (16, FakeBackend(SMALL).seal(b"a", b"bc"))
+    assert seal not in (backend.seal(b"ab", b"c"), backend.seal(b"a", b"bd"), FakeBackend(replace(SMALL, n_ctx=201)).seal(b"a", b"bc"))
+
+
+def test_exported_tokens_take_as_many_bytes_as_the_card_says(backend: FakeBackend) -> None:
+    ask(backend, A, "Hello")
+    few = len(backend.export(A))
+    backend.prefill(A, [65] * 10, wants_logits=False)
+    assert len(backend.export(A)) - few == 10 * backend.card.kv_token_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from personae.engine.batch import (
     RunStep,
     StepDone,
     TurnFaulted,
+    TurnRefilled,
 )
 from personae.engine.loop import EngineLoop
 from personae.engine.settings import EngineSettings
@@ -355,26 +357,24 @@ def test_prefill_that_fails_half_way_leaves_the_kv_that_was_reported() -> None:
     assert backend.tokens(Slot(1)) == prompt("Hello")
 
 
-class ForgetfulBackend(WatchedBackend):
-    """A memory that cannot be cut anywhere but at its start, as recurrent models have."""
-
-    def cut(self, slot: Slot, keep: int) -> int:
-        return super().cut(slot, keep if keep == self.n_tokens(slot) else 0)
+def forgetful() -> WatchedBackend:
+    """With a memory that cannot be cut anywhere but at its start, as recurrent models have."""
+    return WatchedBackend(replace(SETTINGS, fake_can_cut=False))
 
 
 def test_prefix_that_the_memory_could_not_keep_is_prefilled_again() -> None:
-    backend = ForgetfulBackend()
+    backend = forgetful()
     stage = Stage(backend)
     stage.begin(1, "A rather long line to begin with")
     stage.do(DropTurn(TurnId(1)))
     kept = backend.tokens(Slot(1))[:30]
     stage.do(begin_turn(2, slot=1, keep=30, history=kept))
-    assert stage.results == []
+    assert stage.results == [TurnRefilled(TurnId(2), 30)]
     assert backend.tokens(Slot(1)) == kept
 
 
 def test_prefix_that_is_lost_without_a_history_is_a_fault() -> None:
-    backend = ForgetfulBackend()
+    backend = forgetful()
     stage = Stage(backend)
     stage.begin(1, "A rather long line to begin with")
     stage.do(DropTurn(TurnId(1)), begin_turn(2, slot=1, keep=30))

@@ -20,19 +20,26 @@ from personae.engine.batch import (
     EngineFailed,
     EngineReady,
     EngineWarm,
+    FetchStash,
+    KvRead,
+    KvWritten,
     LoadAdapter,
     Order,
     Quit,
+    ReadKv,
     Result,
     RunStep,
+    SlotStashed,
+    StashSlot,
     StepDone,
+    WriteKv,
 )
 from personae.engine.factory import make_backend, make_vocabulary
 from personae.engine.fake import FakeBackend, FakeVocabulary
 from personae.engine.pipe import read_result, write_orders
 from personae.engine.settings import EngineSettings
-from personae.types import FinishReason, TurnId
-from tests.engine.stage import VOICE, begin_turn, chunk
+from personae.types import AdapterUse, FinishReason, Slot, Stash, TurnId
+from tests.engine.stage import VOICE, begin_turn, chunk, prompt
 
 FAKE = EngineSettings(model="fake", n_slots=2)
 SOURCE = str(Path(personae.__file__).parents[1])
@@ -191,3 +198,37 @@ except WorldFailed as error:
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": SOURCE}, capture_output=True, timeout=60, check=True
     )
     assert ended.stdout.decode().strip() == "engine_failed Run `pip install personae[engine]`."
+
+
+@pytest.mark.parametrize(("content", "answers_load"), [(b"KILL-LOAD", False), (b"KILL-STEP", True)])
+def test_an_adapter_that_kills_takes_the_process_and_no_result_comes_back(
+    content: bytes, answers_load: bool, child: Child, tmp_path: Path
+) -> None:
+    (tmp_path / "voice").write_bytes(content)
+    started(child).send([LoadAdapter(VOICE, str(tmp_path / "voice"))])
+    if answers_load:
+        assert isinstance(child.result(), AdapterLoaded)
+        child.send([begin_turn(1, slot=0, adapter=AdapterUse(VOICE)), RunStep(prefill=(chunk(1, "Hello"),))])
+    assert child.wait() == 70
+    with pytest.raises(EOFError):
+        child.result()
+
+
+def test_kv_that_one_process_wrote_is_read_by_the_next(child: Child, tmp_path: Path) -> None:
+    said, _ = say(started(child), "Hello")
+    held, path = (*prompt("Hello"), *said.encode()), str(tmp_path / "npc.kv")
+    child.send([WriteKv(path, Slot(0), None, held, None)])
+    assert isinstance(written := child.result(), KvWritten)
+    assert (written.n_tokens, written.reason) == (len(held), "")
+    child.send([Quit()])
+    assert child.wait() == 0
+    later = Child(json.dumps(asdict(FAKE)))
+    try:
+        started(later).send([ReadKv(path, Stash(1))])
+        assert isinstance(kv := later.result(), KvRead)
+        assert (kv.tokens, kv.reason) == (held, "")
+        later.send([FetchStash(Stash(1), Slot(1)), StashSlot(Slot(1), Stash(2))])
+        assert isinstance(stashed := later.result(), SlotStashed)
+        assert stashed.n_tokens == len(held)
+    finally:
+        later.end()

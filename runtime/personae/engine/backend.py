@@ -132,12 +132,23 @@ class Backend(Protocol):
 
     def n_tokens(self, slot: Slot) -> int: ...
 
-    def copy(self, source: Slot, target: Slot) -> None: ...
+    def copy(self, source: Slot, target: Slot) -> None:
+        """All that `source` holds, in place of what `target` holds. What of it is not wanted is cut."""
+        ...
 
-    def export(self, slot: Slot) -> bytes: ...
+    def export(self, slot: Slot) -> bytes:
+        """The slot's KV, exact, for `restore` in this engine, or in another where `seal` gives the same."""
+        ...
+
+    def seal(self, *parts: bytes) -> bytes:
+        """16 bytes that only these very parts give, and only in engines of the same model, context size and build. Any thread may ask."""
+        ...
 
     def restore(self, slot: Slot, blob: bytes) -> int:
-        """Put an exported state back; returns the tokens it holds, 0 when it does not fit this model and context."""
+        """Put an exported state back in place of what is there; returns the tokens it holds, 0 when it cannot be taken.
+
+        Whether a blob from outside is this engine's is for the caller to find out, by its seal.
+        """
         ...
 
     def warm_up(self) -> None:

@@ -7,6 +7,10 @@ Rules that always hold
 - A *turn* is one reply of one NPC. Between `BeginTurn` and its end the engine holds its sampler, its text state, its slot, its
   last token. A turn ends when a `RowDone` carries `finish`, when `DropTurn` names it, or when `TurnFaulted` names it.
 - A slot holds the KV of one sequence: tokens 0 .. n-1. It outlives turns; the scheduler keeps the list of tokens it holds.
+- A *stash* is a copy of such a KV in the engine's host memory. It is exact, and gone with the engine.
+- A turn may be *paused*: it then has no slot, and keeps its sampler, its text state and the last token it drew until it is resumed.
+- KV that could not be brought (a stash that is not there, a memory that cannot be cut) is never a fault: BeginTurn and ResumeTurn find
+  fewer tokens than they were promised, prefill the rest from `history`, and say so with TurnRefilled.
 - The engine never runs a step it was not told to run, and answers each `RunStep` with exactly one `StepDone`.
 """
 
@@ -24,6 +28,7 @@ from personae.types import (
     ReplyRules,
     SamplingParams,
     Slot,
+    Stash,
     Token,
     TurnId,
 )
@@ -99,6 +104,80 @@ class DropTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseTurn:
+    """Take a turn out of its slot, which keeps its KV; what of the last step's tokens is there was reported. Unknown turns are harmless."""
+
+    turn: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeTurn:
+    """Put a paused turn into a slot, which is cut to `keep` tokens first. Unknown turns are harmless.
+
+    What is missing of what it had said follows in chunks that draw nothing; then it is decoded as if nothing had been.
+    """
+
+    turn: TurnId
+    slot: Slot
+    keep: int
+    history: tuple[Token, ...] = ()  # the tokens kept
+
+
+@dataclass(frozen=True, slots=True)
+class StashSlot:
+    """Copy what a slot holds into host memory. The slot stays as it is. Answered by SlotStashed."""
+
+    slot: Slot
+    stash: Stash
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStash:
+    """Put a copy of a stash into a slot where no turn is open, in place of what is there. An unknown stash leaves the slot empty."""
+
+    stash: Stash
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class DropStash:
+    """Give a stash's memory back. Unknown ones are harmless."""
+
+    stash: Stash
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlot:
+    """The first `keep` tokens of `source` become what `target`, where no turn is open, holds. The source may be at work."""
+
+    source: Slot
+    target: Slot
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteKv:
+    """Write the KV of a slot (`stash` None) or of a stash to a file, in one atomic replacement. Answered by KvWritten.
+
+    `tokens`: what it holds, `adapter`: under which it was made. They go into the file, so that whoever reads it knows.
+    """
+
+    path: str
+    slot: Slot | None
+    stash: Stash | None
+    tokens: tuple[Token, ...]
+    adapter: AdapterUse | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadKv:
+    """Make a stash of a file that WriteKv wrote. Answered by KvRead."""
+
+    path: str
+    stash: Stash
+
+
+@dataclass(frozen=True, slots=True)
 class ClearSlot:
     """Forget the KV of a slot: its NPC is gone."""
 
@@ -110,7 +189,23 @@ class Quit:
     """End the engine process after the orders before it."""
 
 
-Order = LoadAdapter | FreeAdapter | BeginTurn | RunStep | DropTurn | ClearSlot | Quit
+Order = (
+    LoadAdapter
+    | FreeAdapter
+    | BeginTurn
+    | RunStep
+    | DropTurn
+    | PauseTurn
+    | ResumeTurn
+    | StashSlot
+    | FetchStash
+    | DropStash
+    | CopySlot
+    | WriteKv
+    | ReadKv
+    | ClearSlot
+    | Quit
+)
 
 # --- results: past tense ------------------------------------------------------------------------------------------
 
@@ -178,6 +273,45 @@ class TurnFaulted:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnRefilled:
+    """BeginTurn or ResumeTurn found `n_tokens` fewer than it was promised, and has prefilled them there and then."""
+
+    turn: TurnId
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStashed:
+    """`n_bytes` 0: it could not be put aside, and there is no such stash."""
+
+    stash: Stash
+    n_tokens: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvWritten:
+    """`reason`: why nothing was written; "" when it was."""
+
+    path: str
+    n_tokens: int
+    n_bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KvRead:
+    """What a file held, now a stash. `reason`: why there is none (another model, context or build, a damaged file); then it is empty."""
+
+    path: str
+    stash: Stash
+    tokens: tuple[Token, ...] = ()
+    adapter: AdapterUse | None = None
+    n_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """What one RunStep did. `prefilled` holds the turns whose chunks are now in KV, in order."""
 
@@ -191,9 +325,11 @@ class StepDone:
     threads: int = 0  # on how many it ran
     extended: tuple[tuple[Slot, int], ...] = ()  # (slot, tokens appended): all that were ordered, or 0 where that was not possible
     extend_ms: float = 0.0
+    moved_ms: float = 0.0  # since the step before: stashing, fetching, copying, cutting and refilling of slots
 
 
-Result = EngineReady | EngineWarm | EngineFailed | AdapterLoaded | AdapterRefused | StepDone | TurnFaulted
+KvResult = SlotStashed | TurnRefilled | KvWritten | KvRead
+Result = EngineReady | EngineWarm | EngineFailed | AdapterLoaded | AdapterRefused | StepDone | TurnFaulted | KvResult
 
 
 @dataclass(slots=True)
@@ -208,5 +344,7 @@ class EngineCounters:
     decode_ms: float = 0.0
     prefill_ms: float = 0.0
     idle_prefill_ms: float = 0.0
+    moved_ms: float = 0.0
     threads: int = 0  # of the last step
     by_rows: dict[int, int] = field(default_factory=dict)  # rows in a decode -> how often
+    by_ms: dict[int, int] = field(default_factory=dict)  # length of a step with what was moved before it, rounded up to 5 ms -> how often

@@ -16,8 +16,12 @@ Trouble to order, by words in the last user message
     fake:fault        three tokens, then the sampler faults (`grammar_error`)
     fake:crash        three tokens, then the process is gone with exit code 70, as after an abort in native code
     fake:bug          three tokens, then OurBug
-A grammar without a rule `root ::=` is refused with `bad_grammar`. Any file is an adapter, unless it begins with BAD. The words behind
-`fake:say:` are not looked at for more trouble.
+The words behind `fake:say:` are not looked at for more trouble. A grammar without a rule `root ::=` is refused with `bad_grammar`.
+
+Any file is an adapter, but for those that begin with
+    BAD               refused
+    KILL-LOAD         the process is gone with exit code 70 when it is installed
+    KILL-STEP         it is gone at the first decode under it, a prefill or a row
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import hashlib
 import json
 import os
 import re
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,6 +45,7 @@ BOS, IM_START, IM_END = 256, 257, 258
 _CONTROL = {"<bos>": BOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
 _CONTROL_TEXT = re.compile("(" + "|".join(map(re.escape, _CONTROL)) + ")")
 _N_VOCAB = 256 + len(_CONTROL)
+_ANY_TOKENS = 1 << 31  # a vocabulary that holds every other's
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -47,6 +53,8 @@ CHAT_TEMPLATE = (
 )
 
 _TOKENS_BEFORE_TROUBLE = 3
+_KILLS_LOAD, _KILLS_STEP = b"KILL-LOAD", b"KILL-STEP"  # what such an adapter file begins with
+_KV_TOKEN = struct.Struct("<q")  # a token in an exported state
 _CRASH_EXIT_CODE = 70
 
 
@@ -97,6 +105,7 @@ class FakeAdapter:
     bytes_resident: int
     rank: int = 0
     warnings: tuple[str, ...] = ()
+    kills: bytes = b""  # when it ends the process
 
 
 @dataclass(slots=True)
@@ -133,7 +142,7 @@ class FakeBackend:
             raise AskedWrong("adapter_missing", f"Adapter '{path}' is not there.") from None
         if content.startswith(b"BAD"):
             raise AskedWrong("adapter_unreadable", f"Adapter '{path}' begins with BAD.", "The fake engine takes any other file.")
-        return FakeAdapter(len(content))
+        return FakeAdapter(len(content), kills=content[: len(_KILLS_LOAD)])
 
     def install_adapter(self, key: AdapterKey, prepared: PreparedAdapter) -> None:
         _require(key not in self._adapters, f"Adapter {key} is installed already.")
@@ -141,6 +150,7 @@ class FakeBackend:
         if len(self._adapters) >= limit:
             raise AskedWrong("adapter_limit", f"No more than {limit} adapters fit.", "Raise the limit, or use fewer voices at once.")
         self._adapters[key] = prepared
+        self._kill_if(prepared, _KILLS_LOAD)
 
     def free_adapter(self, key: AdapterKey) -> None:
         _require(key in self._adapters, f"Adapter {key} is not installed.")
@@ -155,6 +165,8 @@ class FakeBackend:
     def cut(self, slot: Slot, keep: int) -> int:
         sequence = self._sequence(slot)
         _require(0 <= keep <= len(sequence.tokens), f"Slot {slot} holds {len(sequence.tokens)} tokens, not {keep}.")
+        if keep < len(sequence.tokens) and not self.card.can_cut:
+            keep = 0
         del sequence.tokens[keep:]
         sequence.has_logits = False
         return keep
@@ -205,18 +217,25 @@ class FakeBackend:
     def export(self, slot: Slot) -> bytes:
         sequence = self._sequence(slot)
         under = sequence.made_under
-        return json.dumps([self.card.content_hash, sequence.tokens, [under.key, under.scale] if under else None]).encode()
+        head = json.dumps([under.key, under.scale] if under else None).encode()
+        return b"\n".join((head, b"".join(map(_KV_TOKEN.pack, sequence.tokens))))
+
+    def seal(self, *parts: bytes) -> bytes:
+        home = f"fake 1 {self.card.content_hash} {self.card.n_ctx} {list(map(len, parts))}"
+        return hashlib.blake2b(b"".join(parts), digest_size=16, key=hashlib.sha256(home.encode()).digest()).digest()
 
     def restore(self, slot: Slot, blob: bytes) -> int:
         sequence = self._sequence(slot)
+        sequence.tokens, sequence.has_logits = [], False
+        head, _newline, packed = blob.partition(b"\n")
         try:
-            model, tokens, under = json.loads(blob)
-        except ValueError:
+            under = json.loads(head)
+            tokens = [token for (token,) in _KV_TOKEN.iter_unpack(packed)]
+            made_under = AdapterUse(AdapterKey(under[0]), under[1]) if under else None
+        except (ValueError, TypeError, LookupError, struct.error):
             return 0
-        if model != self.card.content_hash or len(tokens) > self._settings.n_ctx:
-            return 0
-        sequence.tokens, sequence.has_logits = tokens, False
-        sequence.made_under = AdapterUse(AdapterKey(under[0]), under[1]) if under else None
+        if len(tokens) <= self._settings.n_ctx:
+            sequence.tokens, sequence.made_under = tokens, made_under
         return len(sequence.tokens)
 
     # --- drawing --------------------------------------------------------------------------------------------------
@@ -258,10 +277,16 @@ class FakeBackend:
         sequence = self._sequence(slot)
         bound = sequence.bound
         _require(bound is None or bound.key in self._adapters, f"Slot {slot} is bound to an adapter that was freed.")
-        _require(all(0 <= token < _N_VOCAB for token in tokens), f"Slot {slot} was given tokens that do not exist.")
+        _require(all(0 <= token < self.card.n_vocab for token in tokens), f"Slot {slot} was given tokens that do not exist.")
         _require(not sequence.tokens or sequence.made_under == bound, f"Slot {slot} holds KV made under another adapter.")
+        if bound:
+            self._kill_if(self._adapters[bound.key], _KILLS_STEP)
         sequence.made_under = bound
         sequence.tokens += tokens
+
+    def _kill_if(self, adapter: PreparedAdapter, when: bytes) -> None:
+        if isinstance(adapter, FakeAdapter) and adapter.kills == when:
+            os._exit(_CRASH_EXIT_CODE)
 
     def _take_time(self) -> None:
         if self._settings.fake_step_ms:
@@ -280,12 +305,14 @@ def _card(settings: EngineSettings) -> ModelCard:
         architecture="fake",
         content_hash=hashlib.sha256(b"personae fake model, version 1").hexdigest(),
         n_params=0,
-        n_vocab=_N_VOCAB,
+        n_vocab=_ANY_TOKENS if settings.fake_any_tokens else _N_VOCAB,
         n_ctx=settings.n_ctx,
         n_slots=settings.n_slots,
         mode=MixMode.GROUPED if grouped else MixMode.MIXED,
         mode_reason="grouped mode was asked for" if grouped else "",
         threads=settings.threads or 1,
+        can_cut=settings.fake_can_cut,
+        kv_token_bytes=_KV_TOKEN.size,
     )
 
 

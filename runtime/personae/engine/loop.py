@@ -1,7 +1,7 @@
 """Decides nothing: does what orders say, against any `Backend`, and reports what happened. Knows no NPC, client, deadline or pipe.
 
-The loop owns the open turns (sampler, reply text, slot, last token) and which adapters are resident. It is used from one thread; only
-reading an adapter file happens on another, and what that thread has ready is installed by `settle` between orders.
+The loop owns the steps; the open turns are in `open_turns`, the KV of slots and stashes in `slot_kv`, adapters in `adapter_loader`. It is
+used from one thread; only files are read and written on others, and what those have ready is taken up by `settle` between orders.
 
 Rules that always hold
 - Each RunStep is answered by exactly one StepDone, each LoadAdapter by AdapterLoaded or AdapterRefused (one answer may serve several
@@ -9,10 +9,11 @@ Rules that always hold
 - A fault ends one turn, and is reported once: in StepDone.faults or, from BeginTurn, as a TurnFaulted. It takes nothing from the turn's
   slot that was reported to be there; what may be there besides is cut by the next BeginTurn. So the books above stay true without a rule
   for faults.
-- Where the memory could not keep all of the prefix that BeginTurn asked for, the rest of it is prefilled again from `history`, there and
-  then: rare, and right. Without a history it is a fault, `kv_lost`.
+- Where a slot holds less of the prefix than BeginTurn or ResumeTurn was promised, the rest of it is prefilled again from `history`, there
+  and then, and TurnRefilled says so: rare, and right. Without a history it is a fault, `kv_lost`.
+- A paused turn is resumed as it was: what of its prompt the sampler has accepted it does not accept again.
 - A slot is extended wholly or not at all, and never at the cost of the step: a fault there is logged, cut away and reported as 0 tokens.
-- A turn whose slot is full after its last token ends with CONTEXT: there is no place for the next decode.
+- A turn whose slot is full after its last token, or holds `max_kv` tokens, ends with CONTEXT: there is no place for the next decode.
 - OurBug passes through: the engine's state cannot be trusted, its process ends and is started again.
 """
 
@@ -21,50 +22,45 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from personae.engine.adapter_loader import AdapterLoader
-from personae.engine.backend import Backend, Sampler
+from personae.engine.backend import Backend
 from personae.engine.batch import (
     BeginTurn,
     ClearSlot,
+    CopySlot,
+    DropStash,
     DropTurn,
     ExtendSlot,
+    FetchStash,
     FreeAdapter,
     LoadAdapter,
     Order,
+    PauseTurn,
     PrefillChunk,
     Quit,
+    ReadKv,
     Result,
+    ResumeTurn,
     RowDone,
     RunStep,
+    StashSlot,
     StepDone,
     TurnFaulted,
+    TurnRefilled,
+    WriteKv,
 )
+from personae.engine.open_turns import OpenTurn, OpenTurns, look_back
+from personae.engine.slot_kv import SlotKv
 from personae.engine.text import ReplyText
 from personae.errors import AskedWrong, OurBug, PersonaeError, WorldFailed
-from personae.types import AdapterKey, AdapterUse, FinishReason, Piece, SamplingParams, Slot, Token, TurnId
+from personae.types import AdapterKey, FinishReason, Piece, Slot, Token, TurnId
 
 log = logging.getLogger(__name__)
 
 _FAULTS = (AskedWrong, WorldFailed)
 
-
-@dataclass(slots=True)
-class _Turn:
-    turn: TurnId
-    slot: Slot
-    adapter: AdapterUse | None
-    sampler: Sampler
-    text: ReplyText
-    look_back: int  # prompt tokens the penalties want to see; -1: all
-    max_tokens: int
-    n_kv: int  # tokens in its slot
-    n_drawn: int = 0
-    last_token: Token = -1  # drawn and not yet in KV
-
-
-_Chunk = tuple[_Turn, PrefillChunk]
+_Chunk = tuple[OpenTurn, PrefillChunk]
 
 
 def _are_alike(one: PrefillChunk, other: PrefillChunk) -> bool:
@@ -74,7 +70,7 @@ def _are_alike(one: PrefillChunk, other: PrefillChunk) -> bool:
 class EngineLoop:
     """`handle` each order in turn; `emit` is called with each result, on the same thread.
 
-    `wake` is called on the loader thread when an adapter is ready for `settle`, so that a loop that sleeps can be woken.
+    `wake` is called on another thread when an adapter or a KV file is ready for `settle`, so that a loop that sleeps can be woken.
     `prefill_chunk`: the most tokens of one prefill that is not ordered but needed, as in EngineSettings.
     """
 
@@ -89,42 +85,79 @@ class EngineLoop:
         self._backend = backend
         self._emit = emit
         self._prefill_chunk = prefill_chunk
-        self._turns: dict[TurnId, _Turn] = {}
+        self._turns = OpenTurns()
         self._adapters = AdapterLoader(backend, emit, wake)
+        self._kv = SlotKv(backend, emit, wake)
+        self._moved_s = 0.0  # since the last step
 
     def handle(self, order: Order) -> None:
         match order:
             case RunStep():
                 self._run_step(order)
-            case BeginTurn():
-                self._begin_turn(order)
-            case DropTurn(turn):
-                self._end(turn)
-            case ClearSlot(slot):
-                self._clear_slot(slot)
             case LoadAdapter():
                 self._adapters.load(order)
             case FreeAdapter(key):
                 self._free_adapter(key)
             case Quit():
+                self._kv.settle(block=True)
                 self.quitting = True
+            case _:
+                started = time.perf_counter()
+                self._rearrange(order)
+                self._moved_s += time.perf_counter() - started
+
+    def _rearrange(self, order: Order) -> None:
+        """What changes who is in which slot, and with which KV."""
+        match order:
+            case BeginTurn():
+                self._begin_turn(order)
+            case DropTurn(turn):
+                self._turns.end(turn)
+            case PauseTurn(turn):
+                self._pause_turn(turn)
+            case ResumeTurn():
+                self._resume_turn(order)
+            case ClearSlot(slot):
+                self._clear_slot(slot)
+            case _:
+                self._move_kv(order)
+
+    def _move_kv(self, order: Order) -> None:
+        match order:
+            case StashSlot():
+                self._kv.stash(order)
+            case FetchStash():
+                self._require_idle(order.slot)
+                self._kv.fetch(order)
+            case DropStash(stash):
+                self._kv.drop(stash)
+            case CopySlot():
+                self._require_idle(order.target)
+                self._kv.copy(order)
+            case WriteKv():
+                self._kv.write(order)
+            case ReadKv():
+                self._kv.read(order)
 
     def settle(self, block: bool = False) -> None:
-        """Install the adapters that have been read meanwhile. `block`: wait for all that are still being read."""
+        """Install the adapters that have been read meanwhile, and report the KV files. `block`: wait for all that is still under way."""
         self._adapters.settle(block)
+        self._kv.settle(block)
 
     def close(self) -> None:
-        """End every turn without a word, and the backend with them. A file that is still being read is not waited for."""
-        for turn in list(self._turns):
-            self._end(turn)
+        """End every turn without a word, and the backend with them. An adapter that is still being read is not waited for."""
+        for turn in self._turns:
+            self._turns.end(turn.turn)
         self._adapters.close()
+        self._kv.close()
         self._backend.close()
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _run_step(self, step: RunStep) -> None:
         faults: list[TurnFaulted] = []
-        turns = sorted((self._turns[turn] for turn in step.decode if turn in self._turns), key=lambda turn: turn.slot)
+        turns = sorted(filter(None, map(self._turns.get, step.decode)), key=lambda turn: turn.place)
+        moved_s, self._moved_s = self._moved_s, 0.0
         n_adapters = len({turn.adapter for turn in turns})
         started = time.perf_counter()
         n_decodes, rows = self._decode_rows(turns, faults)
@@ -145,17 +178,18 @@ class EngineLoop:
                 threads=self._backend.threads,
                 extended=extended,
                 extend_ms=(ended - prefill_ended) * 1e3,
+                moved_ms=moved_s * 1e3,
             )
         )
 
-    def _decode_rows(self, turns: list[_Turn], faults: list[TurnFaulted]) -> tuple[int, list[RowDone]]:
+    def _decode_rows(self, turns: list[OpenTurn], faults: list[TurnFaulted]) -> tuple[int, list[RowDone]]:
         """(calls of llama_decode, rows). `turns` in order of slots."""
         if not turns:
             return 0, []
-        if any(turn.n_drawn == 0 for turn in turns):
+        if not all(turn.can_speak for turn in turns):
             raise OurBug("internal", "A step wants to decode a turn whose prompt is not prefilled.")
         try:
-            report = self._backend.decode([(turn.slot, turn.last_token) for turn in turns])
+            report = self._backend.decode([(turn.place, turn.last_token) for turn in turns])
         except _FAULTS as error:  # nobody knows which of the rows did it
             faults += [self._undo(turn, error) for turn in turns]
             return 0, []
@@ -185,6 +219,8 @@ class EngineLoop:
             turn = self._turns.get(chunk.turn)
             if turn is None:
                 continue
+            if not turn.can_take(chunk):
+                raise OurBug("internal", f"A chunk of {len(chunk.tokens)} tokens is not what turn {turn.turn} has left to prefill.")
             last = groups[-1] if groups else []
             fits = (len(last) + 1) * len(chunk.tokens) <= self._prefill_chunk
             if last and fits and all(_are_alike(one, chunk) for _, one in last):
@@ -205,33 +241,35 @@ class EngineLoop:
     def _prefill_together(self, group: list[_Chunk]) -> bool:
         """False when one of them does not fit: nothing has happened then, and each finds out for itself."""
         try:
-            self._backend.prefill_alike([(turn.slot, chunk.tokens) for turn, chunk in group], wants_logits=group[0][1].last)
+            self._backend.prefill_alike([(turn.place, chunk.tokens) for turn, chunk in group], wants_logits=group[0][1].last)
         except AskedWrong:
             return False
         for turn, chunk in group:
-            turn.n_kv += len(chunk.tokens)
-            _accept(turn.sampler, chunk.tokens, turn.look_back)
+            self._appended(turn, chunk.tokens)
         return True
 
-    def _prefill_chunk_of(self, turn: _Turn, chunk: PrefillChunk, faults: list[TurnFaulted]) -> bool:
+    def _prefill_chunk_of(self, turn: OpenTurn, chunk: PrefillChunk, faults: list[TurnFaulted]) -> bool:
         try:
             self._prefill(turn, chunk.tokens, wants_logits=chunk.last)
-            _accept(turn.sampler, chunk.tokens, turn.look_back)
         except _FAULTS as error:
             faults.append(self._undo(turn, error))
             return False
         return True
 
-    def _prefill(self, turn: _Turn, tokens: Sequence[Token], *, wants_logits: bool) -> None:
-        self._backend.prefill(turn.slot, tokens, wants_logits=wants_logits)
+    def _prefill(self, turn: OpenTurn, tokens: Sequence[Token], *, wants_logits: bool) -> None:
+        self._backend.prefill(turn.place, tokens, wants_logits=wants_logits)
+        self._appended(turn, tokens)
+
+    def _appended(self, turn: OpenTurn, tokens: Sequence[Token]) -> None:
+        turn.hear(tokens, turn.n_kv)
         turn.n_kv += len(tokens)
 
     def _extend(self, order: ExtendSlot) -> int:
         """Returns how many tokens were appended."""
-        if any(turn.slot == order.slot for turn in self._turns.values()):
-            raise OurBug("internal", f"Slot {order.slot} was to be extended while a turn is open in it.")
+        self._require_idle(order.slot)
         if self._backend.n_tokens(order.slot) != order.held:
             return 0
+        self._kv.rebind(order.slot)
         try:
             for start in range(0, len(order.tokens), self._prefill_chunk):
                 self._backend.prefill(order.slot, order.tokens[start : start + self._prefill_chunk], wants_logits=False)
@@ -241,26 +279,25 @@ class EngineLoop:
             return 0
         return len(order.tokens)
 
-    def _undo(self, turn: _Turn, error: PersonaeError) -> TurnFaulted:
+    def _undo(self, turn: OpenTurn, error: PersonaeError) -> TurnFaulted:
         """A decode failed half-way: its slot may hold some of what it was to append."""
-        self._backend.cut(turn.slot, turn.n_kv)
+        self._backend.cut(turn.place, turn.n_kv)
         return self._fault(turn.turn, error)
 
-    def _draw(self, turn: _Turn, faults: list[TurnFaulted]) -> RowDone | None:
+    def _draw(self, turn: OpenTurn, faults: list[TurnFaulted]) -> RowDone | None:
         """The turn's next token, from the logits its slot has now. None when that was a fault."""
         try:
-            token = self._backend.sample(turn.slot, turn.sampler)
+            token = self._backend.sample(turn.place, turn.sampler)
         except _FAULTS as error:
             faults.append(self._fault(turn.turn, error))
             return None
-        turn.last_token = token
-        turn.n_drawn += 1
+        turn.drew(token)
         pieces, finish = self._speak(turn, token)
         if finish:
-            self._end(turn.turn)
+            self._turns.end(turn.turn)
         return RowDone(turn.turn, token, pieces, finish)
 
-    def _speak(self, turn: _Turn, token: Token) -> tuple[tuple[Piece, ...], FinishReason | None]:
+    def _speak(self, turn: OpenTurn, token: Token) -> tuple[tuple[Piece, ...], FinishReason | None]:
         vocabulary, text = self._backend.vocabulary, turn.text
         if vocabulary.is_end(token):
             return text.close(), text.finish or FinishReason.END
@@ -269,76 +306,90 @@ class EngineLoop:
             return pushed.pieces, pushed.finish
         if turn.n_drawn >= turn.max_tokens:
             return pushed.pieces + text.close(), text.finish or FinishReason.LENGTH
-        if turn.n_kv >= self._backend.card.n_ctx:
+        if turn.n_kv >= turn.most_kv:
             return pushed.pieces + text.close(), text.finish or FinishReason.CONTEXT
         return pushed.pieces, None
 
     # --- turns and slots ------------------------------------------------------------------------------------------
 
     def _begin_turn(self, order: BeginTurn) -> None:
-        if order.turn in self._turns or any(turn.slot == order.slot for turn in self._turns.values()):
-            raise OurBug("internal", f"Turn {order.turn} begins in slot {order.slot}, where a turn is open.")
+        if self._turns.get(order.turn):
+            raise OurBug("internal", f"Turn {order.turn} begins, and is open already.")
+        self._require_idle(order.slot)
         try:
-            left = self._backend.cut(order.slot, min(order.keep, self._backend.n_tokens(order.slot)))
-            self._backend.bind(order.slot, order.adapter)
-            turn = self._turns[order.turn] = self._new_turn(order, left)
-            if left < order.keep:
-                self._refill(turn, order)
-            _accept(turn.sampler, order.history, turn.look_back)
+            left = self._kv.take(order.slot, order.keep, order.adapter)
+            turn = self._new_turn(order, left)
+            self._turns.add(turn)
+            self._build_on(turn, order.history, order.keep)
         except _FAULTS as error:
             self._emit(self._fault(order.turn, error))
 
-    def _new_turn(self, order: BeginTurn, n_kv: int) -> _Turn:
-        return _Turn(
+    def _new_turn(self, order: BeginTurn, n_kv: int) -> OpenTurn:
+        n_ctx = self._backend.card.n_ctx
+        return OpenTurn(
             turn=order.turn,
             slot=order.slot,
             adapter=order.adapter,
             sampler=self._backend.new_sampler(order.sampling),
             text=ReplyText(order.rules),
-            look_back=_look_back(order.sampling),
+            look_back=look_back(order.sampling),
             max_tokens=order.limits.max_tokens,
+            most_kv=min(n_ctx, order.limits.max_kv or n_ctx),
             n_kv=n_kv,
         )
 
-    def _refill(self, turn: _Turn, order: BeginTurn) -> None:
-        """Prefill again what the slot should have kept."""
-        if len(order.history) != order.keep:
-            raise WorldFailed("kv_lost", f"Slot {turn.slot} kept {turn.n_kv} of the {order.keep} tokens that turn {turn.turn} builds on.")
-        log.warning("slot %d kept %d of %d tokens; the rest is prefilled again", turn.slot, turn.n_kv, order.keep)
-        while turn.n_kv < order.keep:
-            until = min(order.keep, turn.n_kv + self._prefill_chunk)
-            self._prefill(turn, order.history[turn.n_kv : until], wants_logits=False)
+    def _pause_turn(self, turn: TurnId) -> None:
+        paused = self._turns.get(turn)
+        if paused:
+            paused.slot = None
 
-    def _end(self, turn: TurnId) -> None:
-        ended = self._turns.pop(turn, None)
-        if ended:
-            ended.sampler.close()
+    def _resume_turn(self, order: ResumeTurn) -> None:
+        turn = self._turns.get(order.turn)
+        if turn is None:
+            return
+        if turn.slot is not None or (turn.n_drawn and order.keep >= turn.n_heard):
+            raise OurBug("internal", f"Turn {turn.turn} cannot be resumed on {order.keep} tokens in slot {order.slot}.")
+        self._require_idle(order.slot)
+        try:
+            turn.n_kv = self._kv.take(order.slot, order.keep, turn.adapter)
+            turn.slot = order.slot
+            self._build_on(turn, order.history, order.keep)
+        except _FAULTS as error:
+            self._emit(self._fault(order.turn, error))
+
+    def _build_on(self, turn: OpenTurn, history: Sequence[Token], keep: int) -> None:
+        """See that the first `keep` tokens of a turn are in its slot, and that its sampler has heard them."""
+        turn.hear(history, 0)
+        turn.n_heard = max(turn.n_heard, keep)
+        n_missing = keep - turn.n_kv
+        if n_missing:
+            self._refill(turn, history, keep)
+            self._emit(TurnRefilled(turn.turn, n_missing))
+
+    def _refill(self, turn: OpenTurn, history: Sequence[Token], keep: int) -> None:
+        if len(history) != keep:
+            raise WorldFailed("kv_lost", f"Slot {turn.slot} kept {turn.n_kv} of the {keep} tokens that turn {turn.turn} builds on.")
+        log.info("slot %d holds %d of %d tokens; the rest is prefilled again", turn.slot, turn.n_kv, keep)
+        while turn.n_kv < keep:
+            until = min(keep, turn.n_kv + self._prefill_chunk)
+            self._prefill(turn, history[turn.n_kv : until], wants_logits=False)
 
     def _fault(self, turn: TurnId, error: PersonaeError) -> TurnFaulted:
-        self._end(turn)
+        self._turns.end(turn)
         return TurnFaulted(turn, error.code, error.message, error.hint)
 
     def _clear_slot(self, slot: Slot) -> None:
-        for turn in [turn.turn for turn in self._turns.values() if turn.slot == slot]:
-            self._end(turn)
-        self._backend.cut(slot, 0)
+        turn = self._turns.in_slot(slot)
+        if turn:
+            self._turns.end(turn.turn)
+        self._kv.clear(slot)
+
+    def _require_idle(self, slot: Slot) -> None:
+        turn = self._turns.in_slot(slot)
+        if turn:
+            raise OurBug("internal", f"Slot {slot} was to be changed while turn {turn.turn} is open in it.")
 
     def _free_adapter(self, key: AdapterKey) -> None:
-        if any(turn.adapter and turn.adapter.key == key for turn in self._turns.values()):
+        if self._turns.use_adapter(key):
             raise OurBug("internal", f"Adapter {key} was to be freed while a turn speaks with it.")
         self._adapters.free(key)
-
-
-def _look_back(sampling: SamplingParams) -> int:
-    """How many tokens before the next one the penalties of this turn look at; -1: all."""
-    windows = [0]
-    if sampling.repeat_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
-        windows.append(sampling.repeat_last_n)
-    if sampling.dry_multiplier:
-        windows.append(sampling.dry_last_n)
-    return -1 if min(windows) < 0 else max(windows)
-
-
-def _accept(sampler: Sampler, tokens: Sequence[Token], look_back: int) -> None:
-    for token in tokens if look_back < 0 else tokens[max(0, len(tokens) - look_back) :]:
-        sampler.accept(token)

@@ -19,10 +19,12 @@ from personae.engine import _mixer
 from personae.engine.backend import DecodeReport, PreparedAdapter, Sampler
 from personae.engine.llama import abi, api
 from personae.engine.llama.context import Context, Row
+from personae.engine.llama.memory import look_at_memory
 from personae.engine.llama.mixing import Grouped, Mixed, Mixing, Prepared, load_template
 from personae.engine.llama.model import Model, file_hash
 from personae.engine.llama.sampling import Candidates, LlamaSampler
 from personae.engine.llama.selfcheck import SelfCheck, SelfCheckFailed, self_check
+from personae.engine.llama.state_form import is_one_sequence
 from personae.engine.llama.streams import Streams
 from personae.engine.llama.vocab import LlamaVocabulary
 from personae.engine.mixer import Sites
@@ -32,7 +34,8 @@ from personae.errors import AskedWrong, OurBug, WorldFailed
 from personae.packs.lora import read_lora
 from personae.types import AdapterKey, AdapterUse, MixMode, ModelCard, SamplingParams, Slot, Token
 
-_SEAL_BYTES, _LENGTH_BYTES = 16, 4  # in front of an exported state
+_SEAL_BYTES = 16
+_LENGTH_BYTES = 4  # in front of an exported state: how many tokens it holds
 
 
 class LlamaBackend:
@@ -66,6 +69,7 @@ class LlamaBackend:
         self._logits: dict[Slot, npt.NDArray[np.float32]] = {}
         self._candidates = Candidates(self._model.n_vocab)
         self._n_swaps = 0
+        self._memory = look_at_memory(self._model, self._context, self._mixing)
         self._card = self._describe()
 
     # --- what it is -----------------------------------------------------------------------------------------------
@@ -113,17 +117,11 @@ class LlamaBackend:
             mode=MixMode.MIXED if self._mixer else MixMode.GROUPED,
             mode_reason=self._reason,
             threads=self._team.size,
-            can_cut=self._can_cut(),
+            can_cut=self._memory.can_cut,
+            can_cut_moved=self._memory.can_cut_moved,
+            kv_token_bytes=self._memory.token_bytes,
             details=details,
         )
-
-    def _can_cut(self) -> bool:
-        """Asked of the memory itself: whether the tail of a sequence can be forgotten alone."""
-        slot = Slot(0)
-        self._mixing.decode([Row(0, position, self._streams.of[slot], False) for position in range(3)], [None] * 3)
-        can = self._context.cut(self._streams.of[slot], 2)
-        self._context.cut(self._streams.of[slot], 0)
-        return can
 
     def statistics(self) -> dict[str, object]:
         return {"adapters": len(self._installed), "stream_swaps": self._n_swaps, "kv_tokens": sum(self._lengths)}
@@ -257,7 +255,7 @@ class LlamaBackend:
     def cut(self, slot: Slot, keep: int) -> int:
         if keep < self._lengths[slot]:
             stream = self._streams.of[slot]
-            if not self._context.cut(stream, keep):  # e.g. a recurrent memory: all or nothing
+            if not self._context.cut(stream, keep):  # then it is all or nothing
                 self._context.cut(stream, 0)
                 keep = 0
             self._lengths[slot] = keep
@@ -273,21 +271,27 @@ class LlamaBackend:
         self._uses[target] = self._uses[source]
 
     def export(self, slot: Slot) -> bytes:
-        body = self._lengths[slot].to_bytes(_LENGTH_BYTES, "little") + self._context.export(self._streams.of[slot])
-        return self._seal(body) + body
+        return b"".join((self._lengths[slot].to_bytes(_LENGTH_BYTES, "little"), self._context.exported(self._streams.of[slot])))
+
+    def seal(self, *parts: bytes) -> bytes:
+        """llama.cpp takes states of other models of the same shapes for its own, and what a disk has spoilt too."""
+        card = self._card
+        home = f"{api.LIB_VERSION} {card.content_hash} {card.n_ctx} {self._settings.flash_attention}"
+        seal = hashlib.blake2b(digest_size=_SEAL_BYTES, key=hashlib.sha256(home.encode()).digest())
+        for part in parts:
+            seal.update(len(part).to_bytes(8, "little"))
+            seal.update(part)
+        return seal.digest()
 
     def restore(self, slot: Slot, blob: bytes) -> int:
         self.cut(slot, 0)
-        seal, body = blob[:_SEAL_BYTES], blob[_SEAL_BYTES:]
-        if seal == self._seal(body) and self._context.restore(self._streams.of[slot], body[_LENGTH_BYTES:]):
-            self._lengths[slot] = int.from_bytes(body[:_LENGTH_BYTES], "little")
+        n_tokens = int.from_bytes(blob[:_LENGTH_BYTES], "little")
+        state = memoryview(blob)[_LENGTH_BYTES:]
+        if not 0 < n_tokens <= self._card.n_ctx or (self._memory.knows_states and not is_one_sequence(state, n_tokens)):
+            return 0
+        if self._context.restore(self._streams.of[slot], state, n_tokens):
+            self._lengths[slot] = n_tokens
         return self._lengths[slot]
-
-    def _seal(self, body: bytes) -> bytes:
-        """What a state must begin with to be this model's, context's and build's, and whole: llama.cpp takes others for its own."""
-        card = self._card
-        home = f"{api.LIB_VERSION} {card.content_hash} {card.n_ctx} {self._settings.flash_attention}"
-        return hashlib.blake2b(body, digest_size=_SEAL_BYTES, key=hashlib.sha256(home.encode()).digest()).digest()
 
 
 def _sites(model: Model) -> Sites:

@@ -113,8 +113,18 @@ class Context:
     # --- KV of a stream -------------------------------------------------------------------------------------------
 
     def cut(self, stream: int, keep: int) -> bool:
-        """Forget positions keep.. of a stream. False when this memory cannot be cut there; nothing has changed then."""
-        return bool(api.lib.llama_memory_seq_rm(self._memory, stream, keep, -1))
+        """Forget positions keep.. of a stream. False when this memory cannot be cut there.
+
+        A recurrent memory cannot be; nor can one with sliding windows that came from elsewhere, further than one token back: an exported
+        state holds what its own next token sees of them, and not what an earlier one would.
+        """
+        return bool(api.lib.llama_memory_seq_rm(self._memory, stream, keep, -1)) and self._sees_enough(stream, keep)
+
+    def _sees_enough(self, stream: int, position: int) -> bool:
+        """Whether all that a token at this position looks back on is there, in the layers with a window too."""
+        if not self._model.window or not position:
+            return True
+        return int(api.lib.llama_memory_seq_pos_min(self._memory, stream)) <= max(0, position - self._model.window + 1)
 
     def copy(self, source: int, target: int) -> None:
         """The whole stream; what the target held is gone.
@@ -124,10 +134,10 @@ class Context:
         """
         self._place(target, *self._exported(source, 0))
 
-    def export(self, stream: int) -> bytes:
-        """The stream's state, exact. llama.cpp's format: good for this build, model, context size and KV types."""
+    def exported(self, stream: int) -> memoryview:
+        """The stream's state, exact, good until the next call. llama.cpp's format: of this build, model, context size and KV types."""
         state, n = self._exported(stream, 0)
-        return bytes(memoryview(state)[:n])
+        return memoryview(state).cast("B")[:n]
 
     def _exported(self, stream: int, room: int) -> tuple[Any, int]:
         """(buffer, bytes used) in one of two buffers of our own; fresh memory would cost more than the copy."""
@@ -139,11 +149,13 @@ class Context:
             raise OurBug("internal", f"The state of stream {stream} could not be exported: {api.why('no reason given')}.")
         return self._rooms[room], n
 
-    def restore(self, stream: int, blob: bytes) -> bool:
-        """False when llama.cpp does not take it; the stream is empty then."""
-        source = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
+    def restore(self, stream: int, state: memoryview, n_tokens: int) -> bool:
+        """False when llama.cpp does not take it, all of it and up to position n_tokens - 1; the stream is empty then."""
+        address = np.frombuffer(state, np.uint8).ctypes.data  # the bytes are copied once, by llama.cpp
+        source = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
         self.cut(stream, 0)
-        if api.lib.llama_state_seq_set_data(self.handle, source, len(blob), stream):
+        taken = int(api.lib.llama_state_seq_set_data(self.handle, source, len(state), stream))
+        if taken == len(state) and api.lib.llama_memory_seq_pos_max(self._memory, stream) == n_tokens - 1:
             return True
         self.cut(stream, 0)
         return False

@@ -72,6 +72,20 @@ class Model:
         return int(api.lib.llama_model_n_params(self.handle))
 
     @property
+    def n_layer(self) -> int:
+        return int(api.lib.llama_model_n_layer(self.handle))
+
+    @property
+    def window(self) -> int:
+        """Tokens that layers with a sliding window look back on; 0 without such layers."""
+        return int(api.lib.llama_model_n_swa(self.handle))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Wholly or in some layers: what such a layer remembers of a sequence is one state, which cannot be taken apart by tokens."""
+        return bool(api.lib.llama_model_is_recurrent(self.handle) or api.lib.llama_model_is_hybrid(self.handle))
+
+    @property
     def n_ctx_train(self) -> int:
         return int(api.lib.llama_model_n_ctx_train(self.handle))
 
