@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from personae.errors import AskedWrong
-from personae.packs.character import PackProblem
+from personae.packs.character import Lore, PackProblem
 from personae.packs.loader import examine_pack, load_cast, load_character
 from personae.packs.lora import adapter_key
 from tests.packs.conftest import WritePack
@@ -41,10 +41,17 @@ def test_whole_pack_becomes_a_character(write_pack: WritePack, adapter_bytes: by
         author = "me"
         licence = "MIT"
         tags = ["inn"]
+        fallback = ["One moment, love.", "Hush, let me think."]
         mood = "good"
         [[examples]]
         player = "A room?"
         reply = "Always."
+        [[lore]]
+        text = "The cellar is locked."
+        [[lore]]
+        name = "flood"
+        text = "The flood came in spring."
+        priority = 5
         [adapter]
         file = "voice.gguf"
         scale = 0.5
@@ -64,6 +71,8 @@ def test_whole_pack_becomes_a_character(write_pack: WritePack, adapter_bytes: by
         "Come in!",
     )
     assert [(example.player, example.reply) for example in marta.examples] == [("A room?", "Always.")]
+    assert marta.fallback == ("One moment, love.", "Hush, let me think.")
+    assert marta.lore == (Lore("The cellar is locked."), Lore("The flood came in spring.", "flood", 5))
     assert marta.adapter is not None
     assert (marta.adapter.path, marta.adapter.scale) == (folder / "voice.gguf", 0.5)
     assert marta.adapter.key == adapter_key(folder / "voice.gguf")

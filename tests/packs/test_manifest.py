@@ -123,6 +123,27 @@ def test_unknown_key_is_warned_of_with_the_nearest_known_one(wrong: str, field: 
     assert problem.remedy == f"Did you mean '{meant}'?"
 
 
+def test_lore_is_read_in_the_order_of_its_writer() -> None:
+    manifest, problems = read(SMALL + '[[lore]]\ntext = " The cellar is locked. "\npriority = -3\n[[lore]]\nname = "inn"\ntext = "Old."')
+    assert problems == []
+    assert manifest is not None
+    assert [(entry.name, entry.text, entry.priority) for entry in manifest.lore] == [("", "The cellar is locked.", -3), ("inn", "Old.", 0)]
+
+
+def test_mistakes_in_lore_fallback_and_limits_are_told_with_their_place() -> None:
+    lore = '[[lore]]\ntext = "a"\npriority = 101\n[[lore]]\nname = "b"\n[[lore]]\ntext = ""\npriorty = 1\n[limits]\nmax_kv = 63'
+    text = SMALL + f'fallback = ["Soon.", " ", "{"x" * 301}"]\n' + lore
+    assert errors(text).keys() == {"fallback[2]", "fallback[3]", "lore[1].priority", "lore[2].text", "lore[3].text", "limits.max_kv"}
+    problem = next(problem for problem in read(text)[1] if problem.field == "lore[3].priorty")
+    assert problem.remedy == "Did you mean 'priority'?"
+
+
+def test_too_much_lore_and_too_many_fallback_lines_are_refused() -> None:
+    found = errors(SMALL + f"fallback = {['x'] * 17}\n" + '[[lore]]\ntext = "x"\n' * 257)
+    assert found.keys() == {"fallback", "lore"}
+    assert errors(SMALL + f'[[lore]]\ntext = "{"x" * 4001}"').keys() == {"lore[1].text"}
+
+
 def test_unknown_keys_are_kept() -> None:
     manifest, _ = read(SMALL + "[extensions]\nother_tool = [1, 2]")
     assert manifest is not None
@@ -177,4 +198,6 @@ def test_sampling_and_limits_have_the_fields_of_the_engine() -> None:
 def test_engine_defaults_are_within_the_ranges_of_the_form() -> None:
     defaults = {name: getattr(SamplingParams(), name) for name in Sampling.model_fields}
     Sampling.model_validate(defaults)
-    TurnLimits.model_validate({name: getattr(Limits(), name) for name in TurnLimits.model_fields})
+    limits = {name: getattr(Limits(), name) for name in TurnLimits.model_fields}
+    assert limits.pop("max_kv") == 0  # no limit, which a writer says by leaving it out
+    TurnLimits.model_validate(limits)

@@ -45,6 +45,9 @@ def test_sample_persona_begins_as_its_adapter_was_trained(name: str) -> None:
     assert character.persona.startswith(TRAINED_WITH[name])
     assert character.greeting
     assert len(character.examples) == 2
+    assert 2 <= len(character.fallback) <= 3
+    assert 2 <= len(character.lore) <= 3
+    assert all(entry.name for entry in character.lore)
     assert character.limits == {"max_tokens": 80}
 
 

@@ -2,11 +2,36 @@ from __future__ import annotations
 
 import pytest
 
-from personae.prompt.budget import first_mark, n_examples_within, n_newest_within
+from personae.prompt.budget import allot, each_that_fits, first_mark, n_first_within, n_newest_within
 
 
 def test_examples_are_kept_from_the_first() -> None:
-    assert [n_examples_within([10, 20, 5], room) for room in (-1, 9, 10, 34, 35, 99)] == [0, 0, 1, 2, 3, 3]
+    assert [n_first_within([10, 20, 5], room) for room in (-1, 9, 10, 34, 35, 99)] == [0, 0, 1, 2, 3, 3]
+
+
+def test_what_is_too_large_does_not_stand_in_the_way_of_what_comes_after_it() -> None:
+    assert [each_that_fits([10, 30, 5, 10], room) for room in (-1, 4, 9, 15, 24, 40, 99)] == [
+        [],
+        [],
+        [2],
+        [0, 2],
+        [0, 2],
+        [0, 1],
+        [0, 1, 2, 3],
+    ]
+
+
+def test_kinds_are_served_in_order_and_none_before_all_of_the_kind_before_it() -> None:
+    kinds = [[10], [4, 4], [], [3, 3]]
+    found = {room: tuple(allot(kinds, room)) for room in (-5, 0, 9, 10, 13, 14, 17, 18, 20, 21, 24, 99)}
+    assert found == {
+        **dict.fromkeys((-5, 0, 9), (0, 0, 0, 0)),
+        **dict.fromkeys((10, 13), (1, 0, 0, 0)),
+        **dict.fromkeys((14, 17), (1, 1, 0, 0)),
+        **dict.fromkeys((18, 20), (1, 2, 0, 0)),
+        21: (1, 2, 0, 1),
+        **dict.fromkeys((24, 99), (1, 2, 0, 2)),
+    }
 
 
 def test_beats_are_kept_from_the_newest_and_older_ones_are_not_measured() -> None:

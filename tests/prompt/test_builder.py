@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import msgpack
 import pytest
@@ -13,12 +12,8 @@ from personae.errors import AskedWrong
 from personae.prompt import Line, Persona, Prompt, PromptBuilder
 from personae.prompt.tokens import ContentTokens
 from tests.prompt.byte_tokenizer import FIRST_CONTROL, ByteTokenizer
+from tests.prompt.lines import Exchange, cut, part
 from tests.prompt.templates import CHATML, NO_SYSTEM, USABLE
-
-
-class Exchange(NamedTuple):
-    player: str
-    reply: str
 
 
 def ann(text: str) -> Line:
@@ -27,14 +22,6 @@ def ann(text: str) -> Line:
 
 def npc(text: str, tokens: tuple[int, ...] | None = None) -> Line:
     return Line("Greta", text, True, tokens)
-
-
-def part(prompt: Prompt, name: str) -> int:
-    return next(part.tokens for part in prompt.receipt.parts if part.part == name)
-
-
-def cut(prompt: Prompt, name: str) -> int:
-    return sum(cut.count for cut in prompt.receipt.cuts if cut.part == name)
 
 
 # --- contents are contents ------------------------------------------------------------------------------------------
@@ -276,6 +263,8 @@ def test_receipt_counts_every_part_and_goes_over_the_wire(builder: PromptBuilder
     assert [(each["part"], each["tokens"], each["count"]) for each in wire["parts"][1:]] == [
         ("persona", len(greta.core), 1),
         ("style", 6, 1),
+        ("lore", 0, 0),
+        ("memory", 0, 0),
         ("examples", 8, 1),
         ("history", 7, 2),
         ("line", 9, 1),

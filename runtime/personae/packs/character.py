@@ -48,6 +48,15 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class Lore:
+    """One thing the character knows of its world."""
+
+    text: str
+    name: str = ""  # a label for people; the prompt holds the text alone
+    priority: int = 0  # higher stays longer when the context is short
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterFile:
     """An adapter whose header was read; whether it fits the base only the engine can tell."""
 
@@ -68,6 +77,8 @@ class Character:
     style: str = ""
     greeting: str = ""
     examples: tuple[Exchange, ...] = ()
+    fallback: tuple[str, ...] = ()  # lines to be spoken in turn where a reply would come too late
+    lore: tuple[Lore, ...] = ()  # in the writer's order
     adapter: AdapterFile | None = None
     sampling: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams that the pack sets
     limits: dict[str, Any] = field(default_factory=dict)  # fields of Limits that the pack sets

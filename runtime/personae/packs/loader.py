@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from personae.errors import AskedWrong
 from personae.packs import manifest as form
-from personae.packs.character import AdapterFile, Cast, Character, Exchange, PackProblem, Severity
+from personae.packs.character import AdapterFile, Cast, Character, Exchange, Lore, PackProblem, Severity
 from personae.packs.gguf import open_regular
 from personae.packs.lora import adapter_key, read_adapter_header
 from personae.packs.manifest import Manifest
@@ -208,6 +208,8 @@ def _character(pack: str, folder: Path, content: bytes, manifest: Manifest, adap
         style=manifest.style,
         greeting=manifest.greeting,
         examples=tuple(Exchange(example.player, example.reply) for example in manifest.examples),
+        fallback=tuple(manifest.fallback),
+        lore=tuple(Lore(entry.text, entry.name, entry.priority) for entry in manifest.lore),
         adapter=adapter,
         sampling=_set_fields(manifest.sampling),
         limits=_set_fields(manifest.limits),

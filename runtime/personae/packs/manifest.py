@@ -55,6 +55,14 @@ class Example(_Table):
     reply: Prose = Field(min_length=1, max_length=2000, description="What the character answers, in its own voice.")
 
 
+class Lore(_Table):
+    """What the character knows of its world, one thing an entry: what does not fit into a short context goes entry by entry."""
+
+    name: Prose = Field(default="", max_length=80, description="Label, for people and for the list of what was left out.")
+    text: Prose = Field(min_length=1, max_length=4000, description="What the character knows, word for word as in the prompt.")
+    priority: int = Field(default=0, ge=-100, le=100, description="Higher stays longer when the context is short.")
+
+
 class Adapter(_Table):
     """The LoRA adapter that gives the character its voice. Leave the table out for a voice made by the persona alone."""
 
@@ -88,6 +96,9 @@ class TurnLimits(_Table):
 
     max_tokens: int | None = Field(default=None, ge=1, le=4096, description="Tokens of a reply; about 4 for 3 English words.")
     max_seconds: float | None = Field(default=None, gt=0, le=600, description="Seconds of a reply.")
+    max_kv: int | None = Field(
+        default=None, ge=64, le=1_048_576, description="Tokens of prompt and reply together. Left out: all that the context holds."
+    )
 
 
 class Manifest(_Table):
@@ -100,6 +111,9 @@ class Manifest(_Table):
     )
     style: Prose = Field(default="", max_length=4000, description="How the character speaks.")
     greeting: Prose = Field(default="", max_length=2000, description="First line, spoken before the player says anything.")
+    fallback: list[Annotated[Prose, Field(min_length=1, max_length=300)]] = Field(
+        default=[], max_length=16, description="What the character says when its reply would come too late; one is picked in turn."
+    )
     stop: list[Annotated[Exact, Field(min_length=1, max_length=64)]] = Field(
         default=[], max_length=16, description="Texts that end a reply."
     )
@@ -110,6 +124,7 @@ class Manifest(_Table):
     )
     tags: list[Annotated[Prose, Field(min_length=1, max_length=40)]] = Field(default=[], max_length=32, description="For sorting.")
     examples: list[Example] = Field(default=[], max_length=32)
+    lore: list[Lore] = Field(default=[], max_length=256)
     adapter: Adapter | None = None
     sampling: Sampling = Sampling()
     limits: TurnLimits = TurnLimits()

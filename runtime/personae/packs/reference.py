@@ -79,7 +79,12 @@ def _default(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     if field.is_required():
         return "refused"
     value = getattr(_DEFAULTS[model], name) if model in _DEFAULTS else field.default
-    return "none" if value in (None, "", []) else f"{value}"
+    return "none" if value in (None, "", []) or _is_below_range(value, field) else f"{value}"
+
+
+def _is_below_range(value: object, field: FieldInfo) -> bool:
+    """Whether the service has a word for "no limit" that a writer says by leaving the key out."""
+    return any(value < part.ge for part in field.metadata if isinstance(part, Ge))  # type: ignore[operator]  # both are numbers
 
 
 def main(arguments: list[str]) -> int:

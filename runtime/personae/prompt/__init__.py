@@ -4,15 +4,17 @@
     sandbox    runs a chat template that came with a model file, within bounds
     scaffold   what the template writes between contents, found once when the model is loaded
     talk       lines -> beats: whoever speaks in whichever order becomes "heard, answered, heard, answered"
-    budget     which examples and which beats stay; numbers only
+    plan       what of the persona and the talk will be in the prompt, and what its receipt says of the rest
+    budget     which of them stay; numbers only
     tokens     contents -> tokens, remembered
     page       lays the pieces of one prompt in order, and counts them
     builder    puts it together
+    summary    asks a model for a memory of what was said; an ordinary persona and ordinary lines
 
 A template never sees a word of the talk, and is never run while somebody waits for a reply.
 """
 
 from personae.prompt.builder import PromptBuilder
-from personae.prompt.parts import Cut, Example, Line, Part, Persona, Prompt, Receipt, Tokenizer
+from personae.prompt.parts import Cut, Example, Line, Lore, Part, Persona, Prompt, Receipt, Tokenizer
 
-__all__ = ["Cut", "Example", "Line", "Part", "Persona", "Prompt", "PromptBuilder", "Receipt", "Tokenizer"]
+__all__ = ["Cut", "Example", "Line", "Lore", "Part", "Persona", "Prompt", "PromptBuilder", "Receipt", "Tokenizer"]

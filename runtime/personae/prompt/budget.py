@@ -1,11 +1,13 @@
-"""Which examples and which beats stay. Numbers in, numbers out: it knows no text, no template and no model.
+"""Which texts of the persona and which beats stay. Numbers in, numbers out: it knows no text, no template and no model.
 
 What goes first, when a prompt is too long:
- 1. the oldest of the talk, while the examples stay: they teach the voice at every turn, and a small model that has lost them has
-    nothing but its own last replies to imitate;
- 2. examples beyond their share, last first (their author put the best first). The share, a quarter of what core and style leave of the
-    context, is fixed before the talk is looked at: so recent talk has the rest, and examples never come and go while it grows;
- 3. for one very long line only: the past, then the examples one by one (recent talk takes what room is left then), then the style.
+ 1. what is beyond its share. Style, lore, memories and examples each have a fixed share of the context, settled before the talk is
+    looked at: so they never come and go while it grows, none of them pushes another out, and the talk has all that they leave. Lore
+    stays by priority, memories from the newest, examples from the first (their author put the best first);
+ 2. the oldest of the talk, while all of those stay: the examples teach the voice at every turn, and a small model that has lost them
+    has nothing but its own last replies to imitate;
+ 3. for one very long line only: the past, then the examples, last first, then lore from the lowest priority, then the oldest
+    memories, then the style. Recent talk takes what room is left then.
 Never the persona's core, never the newest line: where these two do not fit, the builder refuses.
 
 The cut moves rarely. A prompt whose oldest beat falls away has another prefix, and its KV must be filled anew. Were just enough cut
@@ -22,12 +24,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-EXAMPLES_SHARE = 4  # examples may take one part in four of what core, style and scaffold leave of the context
+# One part in so many: the style's of what the core leaves of the context, the others' of what core and style leave.
+STYLE_SHARE = 2
+EXAMPLES_SHARE = 4
+LORE_SHARE = 5
+MEMORY_SHARE = 10  # with lore and examples 55 in 100: what is happening now needs the rest more than a small model needs more facts
 STRETCHES = 4  # marks in a full room
-
-
-def examples_share(room: int) -> int:
-    return room // EXAMPLES_SHARE
 
 
 def stretch_of(room: int) -> int:
@@ -35,9 +37,29 @@ def stretch_of(room: int) -> int:
     return max(1, room // STRETCHES)
 
 
-def n_examples_within(costs: Sequence[int], room: int) -> int:
-    """How many examples, from the first, fit together in `room` tokens."""
+def n_first_within(costs: Iterable[int], room: int) -> int:
+    """How many, from the first, fit together in `room` tokens."""
     return sum(1 for total in accumulate(costs) if total <= room)
+
+
+def each_that_fits(costs: Sequence[int], room: int) -> list[int]:
+    """Indices of those that find room, asked in order: one that is too large does not stand in the way of those after it."""
+    kept = []
+    for index, cost in enumerate(costs):
+        if cost <= room:
+            kept.append(index)
+            room -= cost
+    return kept
+
+
+def allot(kinds: Sequence[Sequence[int]], room: int) -> list[int]:
+    """How many of each kind, from its first, `room` tokens hold. The most needed kind stands first; the next waits until it is whole."""
+    counts = []
+    for costs in kinds:
+        count = n_first_within(costs, room)
+        room = room - sum(costs) if count == len(costs) else -1
+        counts.append(count)
+    return counts
 
 
 def n_newest_within(costs_newest_first: Iterable[int], room: int) -> int:

@@ -1,12 +1,13 @@
-"""Builds prompts for one model. Decides what persona and talk become within a budget; refuses to know who asks and what it built before.
+"""Builds prompts for one model. Puts together what plan.py chose; refuses to know who asks and what it built before.
 
 `build` is a pure function of its arguments: the same persona, lines and reserve give the same tokens, whatever was built in between.
 That makes it safe to rebuild after barge-in, an edit or a load, and lets the scheduler find what a slot already holds by comparing tokens.
 
 Rules that always hold
-- A prompt fits: its tokens and the reserve are at most n_ctx.
+- A prompt fits: its tokens and the reserve are at most `room`, and that is at most n_ctx.
 - No text of a player, a writer or a model is parsed for control tokens or run by jinja2.
 - While nothing is cut anew, prompt n+1 begins with prompt n, the tokens drawn after it, and the tail of prompt n.
+- While nothing is cut anew and nobody new speaks, a prompt begins with the `head` of the talk before its line.
 - Nothing of the template can fail here: it was tried at construction (scaffold.py).
 
 Examples are real exchanges before the talk, not prose in the system text: a small model imitates what an assistant has said far better
@@ -16,49 +17,25 @@ than what it was told about it, and adapters are trained on exchanges too. The p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from personae.errors import AskedWrong
-from personae.prompt import budget as rules
 from personae.prompt.page import Page, Setting
-from personae.prompt.parts import Cut, Example, Line, Persona, Prompt, Receipt, Tokenizer
+from personae.prompt.parts import Line, Persona, Prompt, Receipt, Tokenizer
+from personae.prompt.plan import Material, Plan, cuts_of, plan_of, system_of
 from personae.prompt.scaffold import BUILT_IN_STOPS, scaffold_of
-from personae.prompt.talk import Beat, beats_of, clean
+from personae.prompt.talk import clean, n_lines_until
 
 MINIMAL_LINE = 24  # tokens of a short sentence, in and out: a persona that leaves less than this cannot be talked to
 MINIMAL_REPLY = 24
-SAMPLE = "Good evening. What have you got to eat?"  # shows how dense a model's tokens are
-
-
-@dataclass(frozen=True, slots=True)
-class _Talk:
-    """Persona and lines, cleaned: what could be in the prompt."""
-
-    core: str
-    style: str
-    examples: tuple[Example, ...]
-    past: list[Beat]
-    newest: Beat
-
-    @staticmethod
-    def of(persona: Persona, lines: Sequence[Line]) -> _Talk:
-        *past, newest = beats_of(lines)
-        examples = tuple(example for example in persona.examples if clean(example.player) and clean(example.reply))
-        return _Talk(clean(persona.core), clean(persona.style), examples, past, newest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a prompt will hold: style or "", so many of the first examples, the past from beat `start` on."""
-
-    style: str
-    n_examples: int
-    start: int
 
 
 class PromptBuilder:
-    """`template`: instead of the model's own; "" for the built-in one. `now`: read once, for templates that write a date."""
+    """`template`: instead of the model's own; "" for the built-in one. `now`: read once, for templates that write a date.
+
+    `room` is the most tokens of prompt and reply together, where a turn has a limit below the context's (`Limits.max_kv`); None or 0:
+    the whole context. More than the context is the context.
+    """
 
     def __init__(
         self, vocabulary: Tokenizer, *, n_ctx: int, template: str | None = None, now: Callable[[], datetime] = datetime.now
@@ -72,85 +49,91 @@ class PromptBuilder:
         # Texts that end a reply where the vocabulary may have no end token for the scaffold in use.
         self.stops: tuple[str, ...] = BUILT_IN_STOPS if adopted.kind == "builtin" else ()
 
-    def check(self, persona: Persona) -> None:
-        """AskedWrong `persona_too_long` when the core leaves no room for even a short exchange. Style and examples can be cut; it can't."""
-        needed = self._setting.frame_cost(clean(persona.core), "")
-        room = self._n_ctx - MINIMAL_LINE - MINIMAL_REPLY
-        if needed > room:
+    def check(self, persona: Persona, *, room: int | None = None) -> None:
+        """AskedWrong `persona_too_long` when the core leaves no room for even a short exchange. All else can be cut; the core can't."""
+        most = self._most(room)
+        needed = self._setting.frame_cost(self._setting.system(clean(persona.core)))
+        left = most - MINIMAL_LINE - MINIMAL_REPLY
+        if needed > left:
             raise AskedWrong(
                 "persona_too_long",
-                f"The persona of {persona.name!r} needs {needed} tokens; a context of {self._n_ctx} tokens has room for {room} "
+                f"The persona of {persona.name!r} needs {needed} tokens; {self._named(most)} has room for {max(0, left)} "
                 f"beside a line and a reply of {MINIMAL_LINE} tokens each.",
-                "Shorten the core of the persona, or start the service with a larger context.",
+                f"Shorten the core of the persona, or {self._larger(most)}.",
                 needed=needed,
-                room=room,
+                room=max(0, left),
                 n_ctx=self._n_ctx,
+                most=most,
             )
 
-    def build(self, persona: Persona, lines: Sequence[Line], reserve: int) -> Prompt:
-        """`reserve`: tokens kept free for the reply. AskedWrong `text_too_long` when the newest line cannot fit, whatever else is cut."""
-        budget = self._n_ctx - max(reserve, 0)
-        talk = _Talk.of(persona, lines)
-        plan = self._plan(talk, budget)
+    def build(self, persona: Persona, lines: Sequence[Line], reserve: int, *, room: int | None = None) -> Prompt:
+        """The prompt for a reply to the last line, or to a silence when that is the NPC's own.
+
+        `reserve`: tokens kept free for the reply. AskedWrong `text_too_long` when the newest line cannot fit, whatever else is cut;
+        `persona_too_long` when the core is to blame.
+        """
+        return self._lay(persona, lines, Material.for_reply(persona, lines), max(reserve, 0), self._most(room))
+
+    def head(self, persona: Persona, lines: Sequence[Line], reserve: int, *, room: int | None = None) -> Prompt:
+        """What every next prompt of this NPC begins with, up to where the content of the next line would stand.
+
+        To prefill it is to warm the NPC. Arguments and errors as for `build`; `lines` are what it has heard and said so far. It holds
+        as long as the next line is no longer than its room, so that nothing is cut anew, and comes from somebody who has spoken
+        already, from the first to speak, or from nobody: one speaker needs no name, and a second one puts names to the lines before
+        (talk.py). With two speakers or more in the talk, the names are there whoever comes. A line not yet answered is in it, and
+        whatever would stand behind that line is not: the reply may come next, or somebody's line. A guess that turns out wrong is cut
+        from the KV like any other tail: it costs prefill and nothing else.
+        """
+        return self._lay(persona, lines, Material.before_next(persona, lines), max(reserve, 0), self._most(room))
+
+    def _lay(self, persona: Persona, lines: Sequence[Line], material: Material, reserve: int, most: int) -> Prompt:
+        budget = most - reserve
+        plan = plan_of(self._setting, material, budget, most)
         if plan is None:
-            raise self._too_long(persona, talk, budget)
+            raise self._too_long(persona, material, reserve, most)
+        page = self._page(material, plan)
+        tokens, cuts = page.tokens(), cuts_of(self._setting, material, plan)
+        receipt = Receipt(len(tokens), budget, reserve, self.template_kind, page.parts(), cuts)
+        n_cut = n_lines_until(lines, sum(beat.n_lines for beat in material.past[: plan.start]))
+        return Prompt(tokens, receipt, self._setting.turn if material.newest else (), n_cut)
 
+    def _page(self, material: Material, plan: Plan) -> Page:
         page = Page(self._setting)
-        page.system(talk.core, plan.style)
-        for example in talk.examples[: plan.n_examples]:
+        page.system(system_of(self._setting, material, plan))
+        for example in material.examples[: plan.n_examples]:
             page.example(example)
-        for beat in talk.past[plan.start :]:
+        past = material.past[plan.start :]
+        is_open = material.newest is None and bool(past) and past[-1].reply is None
+        for beat in past[:-1] if is_open else past:
             page.beat(beat)
-        page.newest(talk.newest)
-        tokens = page.tokens()
-        receipt = Receipt(len(tokens), budget, self._n_ctx - budget, self.template_kind, page.parts(), self._cuts(talk, plan))
-        return Prompt(tokens, receipt, self._setting.turn)
+        if is_open:
+            page.heard(past[-1])
+        if material.newest is not None:
+            page.newest(material.newest)
+        return page
 
-    def _plan(self, talk: _Talk, budget: int) -> _Plan | None:
-        """None: core and newest line alone do not fit. The order of cutting is explained in budget.py."""
-        frame, line = self._setting.frame_cost(talk.core, talk.style), len(self._setting.of(talk.newest.heard))
-        if frame + line > budget:
-            fits_bare = self._setting.frame_cost(talk.core, "") + line <= budget
-            return _Plan("", 0, len(talk.past)) if fits_bare else None
-        costs = [self._setting.example_cost(example) for example in talk.examples]
-        n_examples = rules.n_examples_within(costs, min(rules.examples_share(self._n_ctx - frame), budget - frame - line))
-        frame += sum(costs[:n_examples])
-        return _Plan(talk.style, n_examples, self._start(talk, budget - frame - line, self._n_ctx - frame))
-
-    def _start(self, talk: _Talk, room: int, full_room: int) -> int:
-        """The first beat of the past that stays: from there on it fits in `room`. `full_room` depends on neither line nor reserve."""
-        newest_first = (self._setting.beat_cost(beat) for beat in reversed(talk.past))
-        start = len(talk.past) - rules.n_newest_within(newest_first, room)
-        return rules.first_mark(self._estimates(talk), start, rules.stretch_of(full_room)) if start else 0
-
-    def _estimates(self, talk: _Talk) -> list[int]:
-        known = (SAMPLE, talk.core)  # the core is probably in the language of the talk, and may be short
-        tokens_per_byte = sum(len(self._setting.of(text)) for text in known) / sum(len(text.encode()) for text in known)
-        return [self._setting.beat_estimate(beat, tokens_per_byte) for beat in talk.past]
-
-    def _cuts(self, talk: _Talk, plan: _Plan) -> tuple[Cut, ...]:
-        left_out = talk.examples[plan.n_examples :]
-        n_tokens = sum(self._setting.example_cost(example) for example in left_out)
-        n_style = len(self._setting.of(talk.style))
-        n_lines = sum(beat.n_lines for beat in talk.past[: plan.start])
-        cuts = (
-            Cut("history", n_lines, None, "the talk is longer than its room: the oldest lines went"),
-            Cut("examples", len(left_out), n_tokens, "examples have a share of the context, and yield to a long line: the last went"),
-            Cut("style", int(plan.style != talk.style), n_style, "the newest line needs the room"),
-        )
-        return tuple(cut for cut in cuts if cut.count)
-
-    def _too_long(self, persona: Persona, talk: _Talk, budget: int) -> AskedWrong:
+    def _too_long(self, persona: Persona, material: Material, reserve: int, most: int) -> AskedWrong:
         """Why not even core and newest line fit: which of persona and line is to blame."""
-        self.check(persona)
-        needed, room = len(self._setting.of(talk.newest.heard)), max(0, budget - self._setting.frame_cost(talk.core, ""))
+        self.check(persona, room=most)
+        needed = len(self._setting.of(material.newest.heard)) if material.newest else 0
+        room = max(0, most - reserve - self._setting.frame_cost(self._setting.system(material.core)))
         return AskedWrong(
             "text_too_long",
-            f"The line has {needed} tokens; beside the persona of {persona.name!r} and {self._n_ctx - budget} tokens for the reply, "
-            f"the context of {self._n_ctx} tokens has room for {room}.",
+            f"The line has {needed} tokens; beside the persona of {persona.name!r} and {reserve} tokens for the reply, "
+            f"{self._named(most)} has room for {room}.",
             "Shorten the line, or ask for a shorter reply.",
             needed=needed,
             room=room,
             n_ctx=self._n_ctx,
-            reserve=self._n_ctx - budget,
+            most=most,
+            reserve=reserve,
         )
+
+    def _most(self, room: int | None) -> int:
+        return min(room or self._n_ctx, self._n_ctx)
+
+    def _named(self, most: int) -> str:
+        return f"the context of {most} tokens" if most == self._n_ctx else f"the turn's limit of {most} tokens (max_kv)"
+
+    def _larger(self, most: int) -> str:
+        return "start the service with a larger context" if most == self._n_ctx else "give the turn a larger max_kv"

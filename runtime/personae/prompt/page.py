@@ -1,7 +1,9 @@
 """Lays the pieces of one prompt in order. Decides where each token stands and which part it is counted to; decides no cut.
 
-    opening  core  [+ style]  after_system  (player lead reply turn)*  (heard [lead reply turn])*  newest line  generation
-             '-- system ---'                '------ examples ------'  '------- history -------'
+    opening  core [style] [lore]* [memories]  after_system  (player lead reply turn)*  (heard [lead reply turn])*  newest line  generation
+             '--------- system ------------'                '------ examples ------'  '------- history -------'
+
+The system text goes from what never changes to what changes most: a new memory costs the prefill of what stands behind it.
 
 Costs are sums of pieces, each tokenized by itself: so what the budget adds up is what the page holds, to the token, and a prompt
 extends the one before it. A reply the model drew goes back after `generation`, which it was drawn after, not after `lead`: where
@@ -11,6 +13,7 @@ the two differ (a blank; an empty think block) its KV would be lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from personae.prompt.parts import PARTS, Example, Part, Tokenizer
 from personae.prompt.scaffold import Scaffold
@@ -20,6 +23,16 @@ from personae.types import Token
 
 Tokens = tuple[Token, ...]
 BLANK_LINE = "\n\n"  # between two contents of one message
+MEMORY_HEADING = "What you remember:"  # so that the model takes them for its past and not for orders
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A paragraph of the system text: a blank line stands between two of them. Never empty."""
+
+    part: str  # one of PARTS
+    tokens: Tokens
+    n_texts: int = 1
 
 
 class Setting:
@@ -40,11 +53,27 @@ class Setting:
             return self.after_system
         return () if system_is_empty else self.blank_line
 
-    def frame_cost(self, core: str, style: str) -> int:
+    def system(self, core: str, style: str = "", lore: Sequence[str] = (), memories: Sequence[str] = ()) -> list[Block]:
+        """Lore and memories in the order of the page."""
+        texts = [("persona", core), ("style", style), *(("lore", text) for text in lore)]
+        blocks = [Block(part, self.of(text)) for part, text in texts if text]
+        if memories:
+            remembered = [self.of(MEMORY_HEADING), *map(self.of_memory, memories)]
+            blocks.append(Block("memory", tuple(token for piece in remembered for token in piece), len(memories)))
+        return blocks
+
+    def of_memory(self, text: str) -> Tokens:
+        return self.of(f"\n{text}")
+
+    def frame_cost(self, system: Sequence[Block]) -> int:
         """Tokens of everything but examples, past and newest line."""
-        joint = self.blank_line if core and style else ()
-        pieces = (self.opening, self.of(core), joint, self.of(style), self.after(not core and not style), self.generation)
-        return sum(map(len, pieces))
+        joints = len(self.blank_line) * max(0, len(system) - 1)
+        scaffold = len(self.opening) + len(self.after(not system)) + len(self.generation)
+        return sum(len(block.tokens) for block in system) + joints + scaffold
+
+    def block_cost(self, text: str) -> int:
+        """Tokens by which one more paragraph makes the system text longer, the blank line before it included."""
+        return len(self.of(text)) + len(self.blank_line)
 
     def of_example(self, example: Example) -> tuple[Tokens, Tokens]:
         return self.of(clean(example.player)), self.of(clean(example.reply))
@@ -86,13 +115,12 @@ class Page:
         self._n_tokens = dict.fromkeys(PARTS, 0)
         self._n_texts = dict.fromkeys(PARTS, 0)
 
-    def system(self, core: str, style: str) -> None:
+    def system(self, system: Sequence[Block]) -> None:
         self._scaffold(self._setting.opening)
-        self._content("persona", self._setting.of(core), 1 if core else 0)
-        if style:
-            self._scaffold(self._setting.blank_line if core else ())
-            self._content("style", self._setting.of(style))
-        self._scaffold(self._setting.after(not core and not style))
+        for index, block in enumerate(system):
+            self._scaffold(self._setting.blank_line if index else ())
+            self._content(block.part, block.tokens, block.n_texts)
+        self._scaffold(self._setting.after(not system))
 
     def example(self, example: Example) -> None:
         player, reply = self._setting.of_example(example)
@@ -102,13 +130,17 @@ class Page:
         self._scaffold(self._setting.turn)
 
     def beat(self, beat: Beat) -> None:
-        self._content("history", self._setting.of(beat.heard), beat.n_lines)
+        self.heard(beat)
         if beat.reply is None:
             self._scaffold(self._setting.blank_line)
             return
         self._scaffold(self._setting.before_reply(beat))
         self._content("history", self._setting.reply(beat), 0)
         self._scaffold(self._setting.turn)
+
+    def heard(self, beat: Beat) -> None:
+        """The first half of a beat: whether it is answered is not said yet."""
+        self._content("history", self._setting.of(beat.heard), beat.n_lines)
 
     def newest(self, beat: Beat) -> None:
         self._content("line", self._setting.of(beat.heard), beat.n_lines)

@@ -1,7 +1,7 @@
 """What goes into a prompt and what comes out. Data only: it knows no template, no budget and no engine.
 
-`Tokenizer` and `Example` are this package's own view of things made elsewhere (engine.backend.Vocabulary, packs' Exchange): a floor
-imports only downwards, and a Protocol of four members says better than an import what is needed of them.
+`Tokenizer`, `Example` and `Lore` are this package's own view of things made elsewhere (engine.backend.Vocabulary, packs' Exchange and
+Lore): a floor imports only downwards, and a Protocol of a few members says better than an import what is needed of them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,36 @@ class Example(Protocol):
     def reply(self) -> str: ...
 
 
+class Lore(Protocol):
+    """One thing the character knows of its world."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def name(self) -> str:
+        """A label for the receipt; "" when the first words of the text must do."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Higher stays longer; those with the same stay in their order."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Persona:
-    """Who an NPC is. `core` opens the prompt word for word: its adapter was trained on it. Examples stand in order of importance."""
+    """Who an NPC is and what it knows. `core` opens the prompt word for word: its adapter was trained on it.
+
+    Examples stand in order of importance, lore in the order it is to be read in, memories from the oldest to the newest.
+    """
 
     name: str
     core: str
     style: str = ""
     examples: Sequence[Example] = ()
+    lore: Sequence[Lore] = ()
+    memories: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +100,7 @@ class Part:
     count: int
 
 
-PARTS = ("scaffold", "persona", "style", "examples", "history", "line")
+PARTS = ("scaffold", "persona", "style", "lore", "memory", "examples", "history", "line")  # in the prompt's order
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,7 @@ class Cut:
     count: int
     tokens: int | None
     reason: str
+    names: tuple[str, ...] = ()  # of lore: its label, else its first words
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +119,7 @@ class Receipt:
     """Where the tokens of a prompt went. The parts add up to `total`, and total <= budget."""
 
     total: int
-    budget: int  # n_ctx - reserve
+    budget: int  # the most there may be of prompt and reply together, less the reserve
     reserve: int  # tokens kept free for the reply
     template: str  # "model", "folded" or "builtin": whose scaffold it is
     parts: tuple[Part, ...]
@@ -104,14 +127,19 @@ class Receipt:
 
     def to_wire(self) -> dict[str, Any]:
         """A plain map for msgpack, with the names used here: parts and cuts are arrays of maps."""
-        wire = asdict(self)
-        return wire | {"parts": list(wire["parts"]), "cuts": list(wire["cuts"])}
+        cuts = [asdict(cut) | {"names": list(cut.names)} for cut in self.cuts]
+        return asdict(self) | {"parts": [asdict(part) for part in self.parts], "cuts": cuts}
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`tail`: what the next prompt has between the reply to this one and the content of the next line, if nothing is cut by then."""
+    """What the model is shown.
+
+    `tail`: what the next prompt has between the reply to this one and the content of the next line, if nothing is cut by then.
+    `n_cut_lines`: so many of the lines asked for, from the oldest, are not in it.
+    """
 
     tokens: tuple[Token, ...]
     receipt: Receipt
     tail: tuple[Token, ...] = ()
+    n_cut_lines: int = 0

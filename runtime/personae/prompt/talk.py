@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from personae.prompt.parts import Line
 from personae.types import Token
@@ -43,7 +44,14 @@ class Beat:
 
 def clean(text: str) -> str:
     """A content as it goes into a prompt: templates that trim and templates that do not give the same, and every tokenizer takes it."""
-    return text.encode("utf-8", "replace").decode("utf-8").strip()
+    if not text.isascii():  # most texts are, and a long talk is cleaned again at every turn
+        text = text.encode("utf-8", "replace").decode("utf-8")
+    return text.strip()
+
+
+def paragraph(text: str) -> str:
+    """A text in one line, for places where a line of its own could be taken for somebody else's."""
+    return " ".join(part.strip() for part in clean(text).splitlines() if part.strip())
 
 
 def beats_of(lines: Sequence[Line]) -> list[Beat]:
@@ -66,10 +74,15 @@ def beats_of(lines: Sequence[Line]) -> list[Beat]:
     return [*beats, open_beat or Beat(SILENCE, 0)]
 
 
+def n_lines_until(lines: Sequence[Line], n_spoken: int) -> int:
+    """How many of the lines go with the first `n_spoken` that were not blank; 0 when none does."""
+    places = (place for place, line in enumerate(lines, start=1) if clean(line.text))
+    return next(islice(places, n_spoken - 1, None)) if n_spoken else 0
+
+
 def _heard(line: Line, text: str) -> str:
-    paragraph = " ".join(part.strip() for part in text.splitlines() if part.strip())
     name = _name(line)
-    return f"{name}: {paragraph}" if name else paragraph
+    return f"{name}: {paragraph(text)}" if name else paragraph(text)
 
 
 def _name(line: Line) -> str:
