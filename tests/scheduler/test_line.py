@@ -136,3 +136,22 @@ def test_turns_of_one_class_do_not_push_each_other_out() -> None:
     waiting = [stage.ask(f"npc{n}") for n in (1, 2)]
     assert stage.code(stage.ask("npc3")) == "busy"
     assert not any(turn in stage.ended for turn in waiting)
+
+
+def test_waits_are_counted_by_class_and_paused_turns_apart() -> None:
+    stage = Stage(n_slots=1)
+    stage.ask("crowd", priority=Priority.AMBIENT, max_tokens=20)
+    stage.now_ms += 5.0
+    stage.ask("bob", priority=Priority.PLAYER)
+    stage.ask("ann", priority=Priority.PLAYER)
+    stage.step(10.0)
+    seen = stage.scheduler.statistics()
+    assert (seen["waiting"], seen["paused"], seen["pauses"]) == (1, 1, 1)
+    waits = seen["waits"]
+    assert isinstance(waits, dict)
+    assert waits["by_class"] == {
+        "player": {"mean_ms": 10.0, "max_ms": 10.0},
+        "scene": {"mean_ms": 0.0, "max_ms": 0.0},
+        "ambient": {"mean_ms": 0.0, "max_ms": 0.0},
+    }
+    stage.settle()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from personae.engine.batch import Order
-from personae.types import FinishReason, Piece, Token, TurnId, Usage
+from personae.types import AdapterKey, FinishReason, NpcId, Piece, Token, TurnId, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class EndTurn:
     queued_ms: float  # asked -> first prefill
     ttft_ms: float  # asked -> first token; -1 when there was none
     total_ms: float
+    n_pauses: int = 0  # how often it gave its slot to somebody of a higher class
+    paused_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,4 +53,33 @@ class FailTurn:
     retry_after_ms: int | None = None
 
 
-Action = Command | Speak | EndTurn | FailTurn
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """An adapter has killed the engine twice: turns that want it fail with `adapter_set_aside` from now on."""
+
+    key: AdapterKey
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvSaved:
+    """`reason`: why nothing was written ("nothing is held of it"); "" when it was."""
+
+    npc: NpcId
+    path: str
+    n_tokens: int
+    n_bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KvLoaded:
+    """`n_tokens` are at hand for the NPC's next turn; how many of them it can use, its usage tells. `reason`: why there are none."""
+
+    npc: NpcId
+    path: str
+    n_tokens: int
+    reason: str = ""
+
+
+Action = Command | Speak | EndTurn | FailTurn | SetAside | KvSaved | KvLoaded

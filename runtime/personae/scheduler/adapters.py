@@ -4,6 +4,11 @@ At most `max_adapters` are resident or on their way. To make room the one used l
 or that a turn further ahead in the line waits for. When slots in work use all the others, one of them is *closing*: turns behind the
 one that waits do not begin under it, so that it comes free when those that speak with it have ended. Without that, steady traffic of
 resident adapters would keep a new one out for ever.
+
+An adapter can kill the engine. Whatever is on its way or has not been through a step in this engine's life when it dies is a *suspect*
+and gets a strike; so does an adapter just loaded by whose side no step has ended. After two it is *set aside*: nobody speaks with it any
+more. The innocent clear themselves by the first step they take part in, and so that no more of them are there when the guilty one kills
+again, suspects come one at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +26,10 @@ class Outlook(Enum):
     COMING = auto()  # being loaded; nothing to do
     ROOM = auto()  # not here, and it may be loaded now
     FULL = auto()  # not here, and no room
+    HELD = auto()  # not here, and not to be loaded before another suspect has cleared itself
+
+
+STRIKES = 2  # deaths of an engine that an adapter may be suspected of
 
 
 class AdapterTable:
@@ -29,6 +38,10 @@ class AdapterTable:
         self._resident: dict[AdapterKey, int] = {}  # key -> bytes; in order of use, longest ago first
         self._loading: set[AdapterKey] = set()
         self._retired: set[AdapterKey] = set()
+        self._paths: dict[AdapterKey, str] = {}  # of those here or on their way, and of suspects
+        self._new: set[AdapterKey] = set()  # resident, and no step has ended since
+        self._proven: set[AdapterKey] = set()  # resident, and a step with it has ended
+        self._strikes: dict[AdapterKey, int] = {}
         self.loads = 0
         self.frees = 0
         self.refusals = 0
@@ -62,21 +75,26 @@ class AdapterTable:
         """A turn wants it: somebody names it after all."""
         self._retired.discard(key)
 
-    def note_ordered(self, key: AdapterKey) -> None:
+    def note_ordered(self, key: AdapterKey, path: str) -> None:
         self._loading.add(key)
+        self._paths[key] = path
         self.loads += 1
 
     def note_loaded(self, key: AdapterKey, n_bytes: int) -> None:
         self._loading.remove(key)
         self._resident[key] = n_bytes
+        self._new.add(key)
 
     def note_refused(self, key: AdapterKey) -> None:
         """Nothing is remembered of it: the file may have been repaired when it is asked for again."""
         self._loading.remove(key)
         self._retired.discard(key)
+        self._forget_strikes(key)
         self.refusals += 1
 
     def retire(self, key: AdapterKey) -> None:
+        """Whoever names it again has repaired what was wrong."""
+        self._forget_strikes(key)
         if key in self._resident or key in self._loading:
             self._retired.add(key)
 
@@ -90,12 +108,52 @@ class AdapterTable:
     def note_freed(self, key: AdapterKey) -> None:
         del self._resident[key]
         self._retired.discard(key)
+        self._new.discard(key)
+        self._proven.discard(key)
         self.frees += 1
 
     def forget_all(self) -> None:
+        """The engine is gone. Strikes outlive it."""
         self._resident.clear()
         self._loading.clear()
         self._retired.clear()
+        self._new.clear()
+        self._proven.clear()
+        self._paths = {key: path for key, path in self._paths.items() if key in self._strikes}
+
+    # --- those that kill the engine -----------------------------------------------------------------------------------
+
+    def note_step(self, keys: AbstractSet[AdapterKey]) -> bool:
+        """A step in which these took part has ended, and the engine lives. Whether a suspect has cleared itself."""
+        self._new.clear()
+        cleared = keys & self._strikes.keys()
+        self._proven |= keys
+        for key in cleared:
+            self._forget_strikes(key)
+        return bool(cleared)
+
+    def note_death(self, in_use: AbstractSet[AdapterKey]) -> list[AdapterKey]:
+        """The engine died; returns the adapters that are set aside for it now. `in_use`: by slots at work."""
+        suspects = self._loading | self._new | (in_use - self._proven)
+        for key in suspects:
+            self._strikes[key] = self._strikes.get(key, 0) + 1
+        return sorted(key for key in suspects if self._strikes[key] == STRIKES)
+
+    def is_set_aside(self, key: AdapterKey) -> bool:
+        return self._strikes.get(key, 0) >= STRIKES
+
+    def path(self, key: AdapterKey) -> str:
+        """Of an adapter that is here, on its way or a suspect."""
+        return self._paths[key]
+
+    def is_held(self, key: AdapterKey, wanted: AbstractSet[AdapterKey]) -> bool:
+        """Whether it is a suspect, and another one is on trial: on its way, or here, `wanted` and without a step."""
+        others = self._strikes.keys() - {key}
+        tried = self._loading | ((self._resident.keys() & wanted) - self._proven)
+        return key in self._strikes and not others.isdisjoint(tried)
+
+    def _forget_strikes(self, key: AdapterKey) -> None:
+        self._strikes.pop(key, None)
 
     def validate(self, in_use: AbstractSet[AdapterKey]) -> None:
         assert len(self._resident) + len(self._loading) <= self._max, f"{len(self._resident)} adapters resident of {self._max}"
@@ -112,4 +170,6 @@ class AdapterTable:
             "loads": self.loads,
             "frees": self.frees,
             "refusals": self.refusals,
+            "suspects": len(self._strikes),
+            "set_aside": sorted(key for key in self._strikes if self.is_set_aside(key)),
         }

@@ -7,8 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from personae.engine.batch import AdapterLoaded, AdapterRefused, StepDone, TurnFaulted
-from personae.types import AdapterKey, AdapterUse, Limits, NpcId, Priority, ReplyRules, SamplingParams, Token, TurnId
+from personae.engine.batch import AdapterLoaded, AdapterRefused, KvResult, StepDone, TurnFaulted
+from personae.types import (
+    NO_DEADLINES,
+    AdapterKey,
+    AdapterUse,
+    Deadlines,
+    FinishReason,
+    Limits,
+    MixMode,
+    NpcId,
+    Priority,
+    ReplyRules,
+    SamplingParams,
+    Token,
+    TurnId,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +44,15 @@ class TurnAsked:
     limits: Limits
     priority: Priority = Priority.PLAYER
     tail: tuple[Token, ...] = ()
+    deadlines: Deadlines = NO_DEADLINES
+    draws: bool = True  # False: prefill the prompt and end with WARM; the NPC is prepared, nothing is said
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCancelled:
     at_ms: float
     turn: TurnId
+    finish: FinishReason = FinishReason.CANCELLED  # or INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +92,40 @@ class AdapterReported:
 
 
 @dataclass(frozen=True, slots=True)
+class KvReported:
+    """What became of a slot's KV that was moved, written or read."""
+
+    at_ms: float
+    result: KvResult
+
+
+@dataclass(frozen=True, slots=True)
+class KvSaveAsked:
+    """Write what is held of an NPC's KV to a file. Answered by one KvSaved."""
+
+    at_ms: float
+    npc: NpcId
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvLoadAsked:
+    """Read an NPC's KV from a file and keep it until its next turn. Answered by one KvLoaded."""
+
+    at_ms: float
+    npc: NpcId
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStarted:
     at_ms: float
     n_slots: int
     n_ctx: int  # tokens a slot can hold
+    can_cut: bool = True  # as in ModelCard
+    mode: MixMode = MixMode.MIXED
+    kv_token_bytes: int = 0  # as in ModelCard
+    can_cut_moved: bool = True  # as in ModelCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +151,9 @@ Event = (
     | StepReported
     | FaultReported
     | AdapterReported
+    | KvReported
+    | KvSaveAsked
+    | KvLoadAsked
     | EngineStarted
     | EngineGone
     | Tick

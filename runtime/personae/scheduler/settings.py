@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class SchedulerConfig:
     step_ms: float = 100.0  # target of one step: a new line of the player is picked up within it
     pace_ms: float = 200.0  # while somebody waits for a first word, a voice that is heard goes on this often: 5 tokens/s, as people read
-    min_chunk: int = 16  # prompt tokens that every step prefills even when the decode has used up its time
+    min_chunk: int = 16  # fewer prompt tokens are not prefilled beside rows, unless they are all that is left: each chunk is a decode
     prefill_chunk: int = 256  # most tokens of one prefill decode; the engine's own setting of that name is the same number
     max_adapters: int = 256  # resident at once; 0: only turns without adapter are served
+    kv_ram: int = 1 << 30  # bytes of host memory for the KV of NPCs without a slot; 0: none, they are prefilled again
     max_waiting: int = 256  # turns without a slot; past it `busy`
     ageing_ms: float = 5000.0  # a waiting turn rises one priority class each time this has passed
     players_in_a_row: int = 3  # players that may begin while a turn that has risen to their class waits; then that turn goes first

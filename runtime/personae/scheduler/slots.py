@@ -1,17 +1,15 @@
-"""Which slot a turn gets, and what of its KV stays. Knows tokens and adapters; refuses to know priorities, time and orders.
+"""Whose each slot is, and which one a turn gets. Knows owners and what slots hold; refuses to know priorities, host memory and orders.
 
 An NPC keeps its slot between turns (it is *parked*), so that a new line costs only its own tokens. The choice: the NPC's own slot,
-else an empty one, else that of the NPC that has been silent longest. What is kept is the common prefix of the slot's tokens and the
-new prompt if the same adapter at the same scale made that KV, and nothing otherwise: KV computed under one adapter is wrong under
-another, and nobody would notice (llama.cpp #26207). Whose words they were does not matter: equal tokens give equal KV.
+else an empty one, else that of the NPC that has been silent longest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from personae.scheduler.sequence import Place, Sequence, common_prefix
-from personae.types import AdapterKey, NpcId, Slot, Token
+from personae.scheduler.sequence import Place, Sequence
+from personae.types import AdapterKey, KvSource, NpcId, Slot, Token
 
 
 class SlotTable:
@@ -49,22 +47,37 @@ class SlotTable:
         """Whether a slot is empty or parked. Between steps that goes for every NPC that waits: its own slot, if any, is parked."""
         return any(place.turn is None for place in self._places)
 
-    def take(self, turn: Sequence, now_ms: float) -> int:
-        """Seat a turn while there is room; returns how many tokens of the slot's KV it keeps. At least one prompt token is always
-        left to prefill, because the logits of the last one are needed."""
-        place = self._choose(turn.npc)
-        if place.npc is not None and place.npc != turn.npc:
+    def choose(self, npc: NpcId) -> Place:
+        """The slot for a turn of this NPC, while there is room."""
+        own = self._of_npc.get(npc)
+        if own is not None:
+            assert own.turn is None, f"{npc} speaks already"
+            return own
+        free = (place for place in self._places if place.turn is None)
+        return min(free, key=lambda place: (place.npc is not None, place.used))
+
+    def own(self, place: Place, npc: NpcId) -> None:
+        """The slot is this NPC's from now on; whose it was has none."""
+        if place.npc is not None and place.npc != npc:
             self.evictions += 1
             del self._of_npc[place.npc]
-        keep = 0
-        if place.adapter == turn.adapter:
-            keep = min(common_prefix(place.known, turn.asked.prompt), len(turn.asked.prompt) - 1)
-        del place.known[keep:]
-        place.npc, place.adapter, place.turn, place.owed = turn.npc, turn.adapter, turn, ()
-        self._of_npc[turn.npc] = place
+        place.npc, place.owed = npc, ()
+        self._of_npc[npc] = place
         self._touch(place)
-        turn.begin(place, keep, now_ms)
-        return keep
+
+    def seat(self, turn: Sequence, place: Place, source: KvSource, now_ms: float) -> None:
+        """The turn is at work in its NPC's slot. What `place` knows is what it keeps."""
+        assert place.npc == turn.npc, f"slot {place.slot} is not {turn.npc}'s"
+        place.adapter, place.turn = turn.adapter, turn
+        turn.begin(place, len(place.known), source, now_ms)
+
+    def unseat(self, turn: Sequence) -> Place:
+        """The turn is paused: its slot is nobody's, and what it holds is still known."""
+        place = turn.place
+        assert place is not None, f"turn {turn.turn} holds no slot"
+        del self._of_npc[turn.npc]
+        place.npc, place.turn = None, None
+        return place
 
     def park(self, turn: Sequence) -> None:
         """The turn has left its slot; the KV stays with its NPC, if that is still there."""
@@ -113,14 +126,6 @@ class SlotTable:
             else:
                 _validate_seat(place, place.turn)
 
-    def _choose(self, npc: NpcId) -> Place:
-        own = self._of_npc.get(npc)
-        if own is not None:
-            assert own.turn is None, f"{npc} speaks already"
-            return own
-        free = (place for place in self._places if place.turn is None)
-        return min(free, key=lambda place: (place.npc is not None, place.used))
-
     def _touch(self, place: Place) -> None:
         self._uses += 1
         place.used = self._uses
@@ -131,6 +136,5 @@ def _validate_seat(place: Place, turn: Sequence) -> None:
     assert place.npc == turn.npc or (place.npc is None and turn.ended), f"slot {place.slot} is {place.npc}'s, its turn {turn.npc}'s"
     assert place.adapter == turn.adapter, f"slot {place.slot} holds KV of another adapter than its turn"
     fed = len(turn.drawn) - (turn.pending is not None)
-    held = turn.asked.prompt[: turn.computed] + tuple(turn.drawn[:fed])
-    assert tuple(place.known) == held, f"slot {place.slot} knows other tokens than turn {turn.turn} computed"
-    assert turn.ended or turn.pending is None or turn.prompt_left == 0, f"turn {turn.turn} speaks before its prompt is computed"
+    held = turn.asked.prompt + tuple(turn.drawn[:fed])
+    assert tuple(place.known) == held[: len(place.known)], f"slot {place.slot} knows other tokens than turn {turn.turn} computed"

@@ -5,6 +5,7 @@ still lets players pass, but never more than `players_in_a_row` of them while it
 does not grow with the number of others: at most one risen turn goes ahead of each few players.
 
 The line is bounded. When it is full the newest turn of the lowest class yields to one of a higher class; else the newcomer is refused.
+Paused turns stand in it too, at their old place. They have spoken already: they take no room from others, and never yield their place.
 """
 
 from __future__ import annotations
@@ -26,15 +27,23 @@ class WaitingLine:
         return len(self._turns)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In order of arrival."""
         return iter(self._turns.values())
 
     def __contains__(self, turn: TurnId) -> bool:
         return turn in self._turns
 
     @property
+    def n_paused(self) -> int:
+        return sum(turn.is_paused for turn in self._turns.values())
+
+    @property
+    def n_new(self) -> int:
+        """Turns that have not begun."""
+        return len(self._turns) - self.n_paused
+
+    @property
     def is_full(self) -> bool:
-        return len(self._turns) >= self._config.max_waiting
+        return self.n_new >= self._config.max_waiting
 
     def join(self, turn: Sequence) -> None:
         assert turn.place is None, f"turn {turn.turn} holds a slot"
@@ -45,15 +54,16 @@ class WaitingLine:
 
     def who_yields(self, newcomer: Sequence) -> Sequence:
         """The turn that a full line does without: the newest of the lowest class, perhaps the newcomer itself."""
-        return max((*self._turns.values(), newcomer), key=lambda turn: (turn.native_class, turn.number))
+        waiting = (turn for turn in self._turns.values() if not turn.is_paused)
+        return max((*waiting, newcomer), key=lambda turn: (turn.native_class, turn.number))
 
     def in_order(self, now_ms: float) -> list[Sequence]:
         """First to go first."""
-        by_class: tuple[list[Sequence], ...] = ([], [], [], [])  # players, risen, scene, ambient
-        for turn in self._turns.values():
-            by_class[self._rank(turn, now_ms)].append(turn)
-        players, risen, scene, ambient = by_class
-        return [*self._interleave(players, risen), *scene, *ambient]
+        by_rank: tuple[list[Sequence], ...] = ([], [], [], [], [])
+        for turn in sorted(self._turns.values(), key=lambda turn: turn.number):
+            by_rank[self._rank(turn, now_ms)].append(turn)
+        players, risen, scene, ambient, warm = by_rank
+        return [*self._interleave(players, risen), *scene, *ambient, *warm]
 
     def note_begun(self, turn: Sequence, now_ms: float) -> None:
         """Call it when the turn has left the line for a slot."""
@@ -66,14 +76,17 @@ class WaitingLine:
     def wanted(self) -> set[AdapterKey]:
         return {turn.key for turn in self._turns.values() if turn.key is not None}
 
+    def paused_with(self) -> set[AdapterKey]:
+        return {turn.key for turn in self._turns.values() if turn.key is not None and turn.is_paused}
+
     def validate(self) -> None:
-        assert len(self._turns) <= self._config.max_waiting, f"{len(self._turns)} turns wait"
+        assert self.n_new <= self._config.max_waiting, f"{self.n_new} turns wait"
         for turn in self._turns.values():
             assert turn.place is None, f"turn {turn.turn} waits and holds slot {turn.place and turn.place.slot}"
             assert not turn.ended, f"turn {turn.turn} has ended and waits"
 
     def _rank(self, turn: Sequence, now_ms: float) -> int:
-        """0 player, 1 risen to that class, 2 scene or risen to it, 3 ambient."""
+        """0 player, 1 risen to that class, 2 scene or risen to it, 3 ambient, 4 ambient and nothing to say."""
         if turn.native_class == 0:
             return 0
         return 1 + turn.class_at(now_ms, self._config.ageing_ms)
