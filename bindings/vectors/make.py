@@ -23,8 +23,20 @@ SAMPLING = {
     "presence_penalty": -0.5, "dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 2, "dry_last_n": -1, "seed": 4294967294,
 }  # fmt: skip
 FULL_SAY = {
-    "type": "say", "id": 7, "npc": "innkeeper", "text": "Good evening.", "speaker": "Aldric", "priority": "player", "max_tokens": 120,
-    "max_seconds": 20.0, "stop": ["\n\n", "THE END"], "sampling": SAMPLING,
+    "type": "say", "id": 7, "npc": "innkeeper", "text": "Good evening.", "speaker": "Aldric", "priority": "player", "mid_reply": "interrupt",
+    "heard": {"sentences": 1}, "deadline": {"first_ms": 1500.0, "end_ms": 8000.0}, "max_tokens": 120, "max_seconds": 20.0, "max_kv": 1024,
+    "stop": ["\n\n", "THE END"], "sampling": SAMPLING,
+}  # fmt: skip
+LINES = [
+    {"speaker": "Player", "text": "Good evening", "is_npc": False}, {"speaker": "Mira", "text": "Evening, traveller.", "is_npc": True},
+    {"speaker": "", "text": "The door bursts open.", "is_npc": False},
+]  # fmt: skip
+DOCUMENT: Row = {
+    "personae_save": 1, "saved_at": "2026-02-03T20:15:00+00:00", "base": "ab" * 32, "npcs": [{
+        "npc": "innkeeper", "character": "innkeeper", "character_name": "Mira", "character_hash": "ef" * 32, "adapter": "cd" * 32, "player": "Player",
+        "history": [LINES[0], {**LINES[1], "tokens": "412 29 7"}, LINES[2]], "memories": ["Aldric paid for the broken window."],
+        "seed": "1234567890", "asked": 1, "remembered": 0,
+    }],
 }  # fmt: skip
 REQUESTS: dict[str, Row] = {
     "hello": {"type": "hello", "id": 1, "v": 1, "client": "my game"},
@@ -51,9 +63,27 @@ REQUESTS: dict[str, Row] = {
     "say with integers for numbers": {"type": "say", "id": 9, "npc": "a", "text": "x", "max_seconds": 5, "sampling": {"temperature": 0}},
     "say with null for absent": {"type": "say", "id": 10, "npc": "a", "text": "x", "speaker": None, "stop": None, "sampling": None},
     "say with a key of a later protocol": {"type": "say", "id": 11, "npc": "a", "text": "x", "mood": {"anger": 0.25}},
+    "say nothing": {"type": "say", "id": 19, "npc": "innkeeper"},
     "cancel a turn": {"type": "cancel", "id": 12, "turn": 7},
+    "cancel a turn, heard in part": {"type": "cancel", "id": 35, "turn": 7, "heard": {"chars": 20}},
+    "cancel an npc, nothing heard": {"type": "cancel", "id": 36, "npc": "innkeeper", "heard": {"sentences": 0}},
     "cancel an npc": {"type": "cancel", "id": 13, "npc": "innkeeper"},
     "history": {"type": "history", "id": 14, "npc": "innkeeper"},
+    "history, keep": {"type": "history", "id": 20, "npc": "innkeeper", "keep": 2},
+    "history, keep nothing": {"type": "history", "id": 21, "npc": "innkeeper", "keep": 0},
+    "history, edit": {"type": "history", "id": 22, "npc": "innkeeper", "edit": {"at": -1, "text": "Evening. We are closed."}},
+    "history, all anew": {"type": "history", "id": 23, "npc": "innkeeper", "lines": LINES},
+    "history, nothing any more": {"type": "history", "id": 24, "npc": "innkeeper", "lines": []},
+    "memories": {"type": "memories", "id": 25, "npc": "innkeeper"},
+    "memories, set": {"type": "memories", "id": 26, "npc": "innkeeper", "set": ["Aldric paid for the broken window."]},
+    "observe an event": {"type": "observe", "id": 27, "npcs": ["innkeeper", "guard"], "text": "The door bursts open."},
+    "observe a line": {"type": "observe", "id": 28, "npcs": ["innkeeper"], "text": "Halt!", "speaker": "Guard"},
+    "warm": {"type": "warm", "id": 29, "npc": "guard"},
+    "warm with priority": {"type": "warm", "id": 30, "npc": "guard", "priority": "scene"},
+    "save all": {"type": "save", "id": 31},
+    "save by name": {"type": "save", "id": 32, "npcs": ["innkeeper", "guard"], "name": "slot_1.auto", "kv": True},
+    "restore a document": {"type": "restore", "id": 33, "document": DOCUMENT},
+    "restore by name": {"type": "restore", "id": 34, "name": "slot_1.auto", "npcs": ["guard"], "replace": True},
     "despawn": {"type": "despawn", "id": 15, "npc": "innkeeper"},
     "stats": {"type": "stats", "id": 16},
     "ping": {"type": "ping", "id": 17},
@@ -65,13 +95,15 @@ WELCOME = {
     "type": "done", "id": 1, "v": 1, "server": "personae 0.1.0", "session": "9f86d081884c7d65",
     "model": {"name": "base.gguf", "architecture": "llama", "hash": "ab" * 32, "n_ctx": 2048},
     "mode": "mixed", "mode_reason": "", "slots": 8, "state": "ready", "heartbeat_ms": 5000,
-    "limits": {"frame_bytes": 1048576, "say_bytes": 16384, "name_chars": 128, "max_tokens": 4096, "max_seconds": 600.0,
-               "stop_strings": 16, "stop_chars": 128},
+    "limits": {"frame_bytes": 1048576, "frame_values": 65536, "say_bytes": 16384, "line_bytes": 65536, "name_chars": 128, "max_tokens": 4096,
+               "max_seconds": 600.0, "stop_strings": 16, "stop_chars": 128, "observers": 256, "lines": 400, "memories": 64, "memory_chars": 2000},
 }  # fmt: skip
 SAID = {
     "type": "done", "id": 7, "npc": "innkeeper", "text": "*wipes a mug* Evening, traveller.", "speech": "Evening, traveller.", "finish": "end",
-    "adapter": "cd" * 32, "seed": 1234567890, "usage": {"prompt": 212, "reused": 180, "prefilled": 32, "reply": 11},
-    "timing": {"queued_ms": 0.4, "ttft_ms": 61.25, "total_ms": 402.5}, "receipt": {"budget": 1888, "cut": []},
+    "fallback": None, "adapter": "cd" * 32, "seed": 1234567890,
+    "usage": {"prompt": 212, "reused": 180, "prefilled": 32, "reply": 11, "source": "slot"},
+    "timing": {"queued_ms": 0.4, "ttft_ms": 61.25, "total_ms": 402.5, "paused_ms": 120.5, "pauses": 1},
+    "receipt": {"budget": 1888, "cut": [], "reused": 180, "prefilled": 32, "source": "slot"},
 }  # fmt: skip
 SPAWNED = {
     "type": "done", "id": 4, "npc": "innkeeper", "character": "innkeeper", "name": "Mira", "greeting": "Come in, come in.", "adapter": "cd" * 32,
@@ -90,11 +122,27 @@ REPLIES: dict[str, Row] = {
     "delta: astral": {"type": "delta", "id": 8, "npc": "wirtin-zoë", "text": "🍺 夜", "kind": "speech"},
     "done: say": SAID,
     "done: say, cancelled before a word": {**SAID, "text": "", "speech": "", "finish": "cancelled", "adapter": None,
-        "usage": {"prompt": 0, "reused": 0, "prefilled": 0, "reply": 0}, "timing": {"queued_ms": 3.5, "ttft_ms": -1.0, "total_ms": 4.0}},
-    "done: cancel": {"type": "done", "id": 12, "cancelled": True},
-    "done: cancel, too late": {"type": "done", "id": 13, "cancelled": False},
-    "done: history": {"type": "done", "id": 14, "npc": "innkeeper", "lines": [
-        {"speaker": "Player", "text": "Good evening", "is_npc": False}, {"speaker": "Mira", "text": "Evening, traveller.", "is_npc": True}]},
+        "usage": {"prompt": 0, "reused": 0, "prefilled": 0, "reply": 0, "source": "none"},
+        "timing": {"queued_ms": 3.5, "ttft_ms": -1.0, "total_ms": 4.0, "paused_ms": 0.0, "pauses": 0}},
+    "done: say, interrupted": {**SAID, "text": "*wipes a mug* Evening", "speech": "Evening", "finish": "interrupted"},
+    "done: say, too late": {**SAID, "text": "Hm. Let me think.", "speech": "Hm. Let me think.", "finish": "deadline", "fallback": "Hm. Let me think."},
+    "done: say, of an older service": {"type": "done", "id": 7, "npc": "guard", "text": "Halt!", "speech": "Halt!", "finish": "end", "adapter": None,
+        "seed": 7, "usage": {"prompt": 9, "reused": 0, "prefilled": 9, "reply": 2}, "timing": {"queued_ms": 0.5, "ttft_ms": 2.0, "total_ms": 8.0},
+        "receipt": {}},
+    "done: warm": {"type": "done", "id": 29, "npc": "guard", "finish": "warm", "adapter": None,
+        "usage": {"prompt": 180, "reused": 150, "prefilled": 30, "reply": 0, "source": "copy"},
+        "timing": {"queued_ms": 0.5, "ttft_ms": -1.0, "total_ms": 95.0, "paused_ms": 0.0, "pauses": 0}, "receipt": {"budget": 1888, "cut": []}},
+    "done: cancel": {"type": "done", "id": 12, "cancelled": True, "cut": 13},
+    "done: cancel, too late": {"type": "done", "id": 13, "cancelled": False, "cut": 0},
+    "done: observe": {"type": "done", "id": 27, "npcs": ["innkeeper", "guard"]},
+    "done: memories": {"type": "done", "id": 26, "npc": "innkeeper", "memories": ["Aldric paid for the broken window."]},
+    "done: save": {"type": "done", "id": 31, "npcs": 1, "document": DOCUMENT},
+    "done: save by name": {"type": "done", "id": 32, "npcs": 2, "name": "slot_1.auto", "kv": 1},
+    "done: restore": {"type": "done", "id": 34, "restored": [
+        {"npc": "innkeeper", "character": "innkeeper", "lines": 3, "kv": "none", "kv_reason": "the save holds no KV of it"},
+        {"npc": "guard", "character": "guard", "lines": 12, "kv": "loaded", "kv_reason": ""}], "problems": [
+        {"npc": "bard", "code": "npc_exists", "message": "There is an NPC 'bard' already.", "hint": "Restore with replace."}]},
+    "done: history": {"type": "done", "id": 14, "npc": "innkeeper", "lines": LINES},
     "done: despawn": {"type": "done", "id": 15, "npc": "innkeeper"},
     "done: stats": {"type": "done", "id": 16, "clients": 1, "npcs": 2, "engine": {"decodes": 4096, "by_rows": {"1": 10, "8": 4086}}},
     "done: ping": {"type": "done", "id": 17, "at_ms": 86400000.125},
@@ -107,6 +155,8 @@ REPLIES: dict[str, Row] = {
     "event: warm": {"type": "event", "event": "warm", "ms": 812.5},
     "event: engine lost": {"type": "event", "event": "engine_lost", "reason": "it was ended by signal 6", "given_up": False},
     "event: engine ready": {"type": "event", "event": "engine_ready"},
+    "event: adapter set aside": {"type": "event", "event": "adapter_set_aside", "adapter": "cd" * 32, "characters": ["innkeeper"],
+        "message": "The adapter of innkeeper has ended the engine twice."},
     "event: closing": {"type": "event", "event": "closing", "drain_ms": 5000},
 }  # fmt: skip
 
@@ -145,7 +195,11 @@ BAD_FRAMES = {  # hex -> what is wrong; `bad_frame`
 TOO_LARGE = {  # the same; `too_large`
     "81a161dbffffffff": "a string of 4 GB", "81a161c6ffffffff": "bytes of 4 GB", "dfffffffff": "a map of 4 billion keys",
     "81a161dfffffffff": "a map of 4 billion keys inside", "81a161" + "91" * 64 + "c0": "64 levels deep",
-    "81a161dd00100000" + "c0" * 5000: "5000 values of a million",
+}  # fmt: skip
+
+
+TOO_MANY: Row = {
+    "name": "70000 values of a million", "hex": {"head": "81a161dd00100000", "repeat": "c0", "times": 70000}, "code": "too_large",
 }  # fmt: skip
 
 
@@ -176,7 +230,6 @@ def _bad_messages() -> list[tuple[str, Row, str, str]]:
         ("spawn with a line break in a name", {"type": "spawn", "id": 1, "character": "a", "player": "A\nB"}, "bad_request", "player"),
         ("spawn with a long name", {"type": "spawn", "id": 1, "character": "a", "player": "é" * 129}, "bad_request", "player"),
         ("say without npc", {"type": "say", "id": 1, "text": "x"}, "bad_request", "npc"),
-        ("say without text", {"type": "say", "id": 1, "npc": "a"}, "bad_request", "text"),
         ("say with empty text", {**say, "text": ""}, "bad_request", "text"),
         ("say with bytes", {**say, "text": b"x"}, "bad_request", "text"),
         ("say with long text", {**say, "text": "é" * 8193}, "text_too_long", "text"),
@@ -199,6 +252,53 @@ def _bad_messages() -> list[tuple[str, Row, str, str]]:
         ("a seed that means random", with_sampling("seed", 2**32 - 1), "bad_request", "sampling.seed"),
         ("a grammar", with_sampling("grammar", 'root ::= "a"'), "bad_request", "sampling.grammar"),
         ("a bias", with_sampling("logit_bias", [[1, 2.0]]), "bad_request", "sampling.logit_bias"),
+        ("say with an unknown mid_reply", {**say, "mid_reply": "shout"}, "bad_request", "mid_reply"),
+        ("say with nothing heard of", {**say, "heard": {}}, "bad_request", "heard"),
+        ("say with two things heard", {**say, "heard": {"chars": 1, "sentences": 1}}, "bad_request", "heard"),
+        ("say with less than nothing heard", {**say, "heard": {"chars": -1}}, "bad_request", "heard.chars"),
+        ("say with half a sentence", {**say, "heard": {"sentences": 0.5}}, "bad_request", "heard.sentences"),
+        ("say with an empty deadline", {**say, "deadline": {}}, "bad_request", "deadline"),
+        ("say with a deadline that is a number", {**say, "deadline": 1500}, "bad_request", "deadline"),
+        ("say with a deadline of 0", {**say, "deadline": {"first_ms": 0}}, "bad_request", "deadline.first_ms"),
+        ("say with a deadline past ten minutes", {**say, "deadline": {"end_ms": 600001}}, "bad_request", "deadline.end_ms"),
+        ("say with 63 tokens of kv", {**say, "max_kv": 63}, "bad_request", "max_kv"),
+        ("say with 1048577 tokens of kv", {**say, "max_kv": 1048577}, "bad_request", "max_kv"),
+        ("cancel with nothing heard of", {"type": "cancel", "id": 1, "npc": "a", "heard": {}}, "bad_request", "heard"),
+        ("observe without npcs", {"type": "observe", "id": 1, "text": "x"}, "bad_request", "npcs"),
+        ("observe by nobody", {"type": "observe", "id": 1, "npcs": [], "text": "x"}, "bad_request", "npcs"),
+        ("observe by 257", {"type": "observe", "id": 1, "npcs": [f"n{i}" for i in range(257)], "text": "x"}, "bad_request", "npcs"),
+        ("observe by a lone name", {"type": "observe", "id": 1, "npcs": "a", "text": "x"}, "bad_request", "npcs"),
+        ("observe nothing", {"type": "observe", "id": 1, "npcs": ["a"]}, "bad_request", "text"),
+        (
+            "observe with a line break in the speaker",
+            {"type": "observe", "id": 1, "npcs": ["a"], "text": "x", "speaker": "A\nB"},
+            "bad_request",
+            "speaker",
+        ),
+        ("history with two changes", {"type": "history", "id": 1, "npc": "a", "keep": 1, "lines": []}, "bad_request", "history"),
+        ("history, keep less than nothing", {"type": "history", "id": 1, "npc": "a", "keep": -1}, "bad_request", "keep"),
+        ("history, edit without text", {"type": "history", "id": 1, "npc": "a", "edit": {"at": 1}}, "bad_request", "edit.text"),
+        ("history, edit of no line", {"type": "history", "id": 1, "npc": "a", "edit": {"text": "x"}}, "bad_request", "edit.at"),
+        (
+            "history, a line without text",
+            {"type": "history", "id": 1, "npc": "a", "lines": [LINES[0], {"speaker": "b"}]},
+            "bad_request",
+            "lines[1].text",
+        ),
+        ("memories without npc", {"type": "memories", "id": 1}, "bad_request", "npc"),
+        ("65 memories", {"type": "memories", "id": 1, "npc": "a", "set": ["x"] * 65}, "bad_request", "set"),
+        ("a long memory", {"type": "memories", "id": 1, "npc": "a", "set": ["x", "x" * 2001]}, "bad_request", "set[1]"),
+        ("an empty memory", {"type": "memories", "id": 1, "npc": "a", "set": [""]}, "bad_request", "set[0]"),
+        ("warm without npc", {"type": "warm", "id": 1}, "bad_request", "npc"),
+        ("warm with an unknown priority", {"type": "warm", "id": 1, "npc": "a", "priority": "hot"}, "bad_request", "priority"),
+        ("save outside of the folder", {"type": "save", "id": 1, "name": "../x"}, "bad_request", "name"),
+        ("save as a hidden file", {"type": "save", "id": 1, "name": ".x"}, "bad_request", "name"),
+        ("save under a long name", {"type": "save", "id": 1, "name": "x" * 129}, "bad_request", "name"),
+        ("save with kv and no name", {"type": "save", "id": 1, "kv": True}, "bad_request", "save"),
+        ("save with kv of a number", {"type": "save", "id": 1, "name": "x", "kv": 1}, "bad_request", "kv"),
+        ("restore of nothing", {"type": "restore", "id": 1}, "bad_request", "restore"),
+        ("restore of two things", {"type": "restore", "id": 1, "document": {}, "name": "x"}, "bad_request", "restore"),
+        ("restore of a document that is text", {"type": "restore", "id": 1, "document": "{}"}, "bad_request", "document"),
         ("cancel of nothing", {"type": "cancel", "id": 1}, "bad_request", "cancel"),
         ("cancel of two things", {"type": "cancel", "id": 1, "turn": 1, "npc": "a"}, "bad_request", "cancel"),
         ("history without npc", {"type": "history", "id": 1}, "bad_request", "npc"),
@@ -249,6 +349,7 @@ def _repeated(name: str) -> tuple[Row, Row]:
 def refused() -> list[Row]:
     rows = [{"name": name, "hex": hex_, "code": "bad_frame"} for hex_, name in BAD_FRAMES.items()]
     rows += [{"name": name, "hex": hex_, "code": "too_large"} for hex_, name in TOO_LARGE.items()]
+    rows.append(TOO_MANY)
     rows += [{**_row(name, message), "code": code, "names": field} for name, message, code, field in _bad_messages()]
     return rows
 

@@ -38,8 +38,8 @@ def delta(request: Message, text: str, kind: str = "speech") -> Message:
 def said(request: Message, text: str, finish: str = "end") -> Message:
     return done(
         request, npc=request["npc"], text=text, speech=text, finish=finish, adapter="cd", seed=7,
-        usage={"prompt": 9, "reused": 4, "prefilled": 5, "reply": 2}, timing={"queued_ms": 0.5, "ttft_ms": 2.0, "total_ms": 8.0},
-        receipt={"cut": []},
+        usage={"prompt": 9, "reused": 4, "prefilled": 5, "reply": 2, "source": "slot"}, fallback=None, receipt={"cut": []},
+        timing={"queued_ms": 0.5, "ttft_ms": 2.0, "total_ms": 8.0, "paused_ms": 1.5, "pauses": 2},
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class ScriptedService:
             "hello": lambda request: [done(request, **self.welcome)],
             "spawn": lambda request: [spawned(request)],
             "say": lambda request: [delta(request, "Good "), delta(request, "evening."), said(request, "Good evening.")],
-            "cancel": lambda request: [done(request, cancelled=True)],
+            "cancel": lambda request: [done(request, cancelled=True, cut=0)],
             "ping": lambda request: [done(request, at_ms=12.5)],
             "despawn": lambda request: [done(request, npc=request["npc"])],
         }

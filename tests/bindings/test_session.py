@@ -349,3 +349,23 @@ def test_fields_of_unexpected_types_become_empty(message: dict[str, Any]) -> Non
 
     assert Delta.of(message).text == ""
     assert Done.of(message).usage.prompt == 0
+
+
+def test_done_of_an_older_service_is_read() -> None:
+    from personae_client import Done
+
+    reply = Done.of({"type": "done", "id": 2, "npc": "a", "usage": {"prompt": 9}, "timing": {"total_ms": 8.0}})
+    assert (reply.fallback, reply.usage.source, reply.timing.paused_ms, reply.timing.pauses) == (None, "none", 0.0, 0)
+
+
+def test_restored_npcs_are_known_like_spawned_ones() -> None:
+    session = opened()
+    restore = session.ask("restore", {"name": "slot"}, 0.0)
+    hear(session, 0.1, type="done", id=restore.id, restored=[{"npc": "old tom", "character": "innkeeper"}], problems=[])
+    assert session.npcs["old tom"].character == "innkeeper"
+
+
+def test_warming_is_cancelled_like_a_say_when_the_client_closes() -> None:
+    session = opened()
+    turns = [session.ask(kind, {"npc": "a"}, 0.0).id for kind in ("warm", "ping", "say")]
+    assert session.open_turns() == [turns[0], turns[2]]

@@ -91,6 +91,7 @@ def test_done_is_typed(client: Client) -> None:
     assert (reply.finish, reply.adapter, reply.seed) == ("end", "cd", 7)
     assert (reply.usage.prompt, reply.usage.reply, reply.timing.ttft_ms) == (9, 2, 2.0)
     assert reply.receipt == {"cut": []}
+    assert (reply.fallback, reply.usage.source, reply.timing.paused_ms, reply.timing.pauses) == (None, "slot", 1.5, 2)
 
 
 def test_text_after_reading_is_still_the_whole_reply(client: Client) -> None:
@@ -178,11 +179,12 @@ def test_cancel_names_the_turn_and_says_whether_it_came_in_time(client: Client, 
     service.answers["say"] = lambda request: []
     stream = client.npc("a").say("x")
     ask = service.hear("say")
-    service.answers["cancel"] = lambda request: [said(ask, "", "cancelled"), done(request, cancelled=True)]
-    assert stream.cancel() is True
-    assert service.hear("cancel")["turn"] == ask["id"]
+    service.answers["cancel"] = lambda request: [said(ask, "", "cancelled"), done(request, cancelled=True, cut=0)]
+    assert stream.cancel()
+    assert service.hear("cancel") == {"type": "cancel", "id": ask["id"] + 1, "turn": ask["id"]}
     assert stream.wait().finish == "cancelled"
-    assert stream.cancel() is False
+    assert not stream.cancel()
+    assert service.heard.empty()
 
 
 def test_leaving_a_stream_cancels_it(client: Client, service: ScriptedService) -> None:

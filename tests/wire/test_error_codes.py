@@ -14,6 +14,7 @@ PROTOCOL = ROOT / "bindings" / "PROTOCOL.md"
 KINDS = {"PersonaeError", "AskedWrong", "BrokeProtocol", "WorldFailed", "OurBug"}
 FACTS = {"AdapterRefused": 1, "TurnFaulted": 1, "FailTurn": 1}  # where `code` stands among positional arguments
 RENAMED = ("adapter_truncated",)  # packs/lora.py makes it of gguf_truncated
+INNER = ("unreadable",)  # of engine/packing.py: pipe and record each give it a code of their own
 CODE = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -73,7 +74,7 @@ def listed() -> list[str]:
 
 
 def test_every_code_in_the_source_is_in_the_table() -> None:
-    missing = {code: file for code, file in used().items() if code not in listed()}
+    missing = {code: file for code, file in used().items() if code not in (*listed(), *INNER)}
     assert not missing, f"add to bindings/PROTOCOL.md, section 5: {missing}"
 
 

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from personae.errors import AskedWrong
 from personae.types import Priority, SamplingParams
 from personae.wire import PROTOCOL_VERSION
-from personae.wire.messages import MAX_SAY_BYTES, REQUESTS, Cancel, Hello, SamplingRequest, Say, Spawn, id_of, parse
+from personae.wire.fields import MAX_SAY_BYTES
+from personae.wire.messages import REQUESTS, Cancel, Hello, Say, Spawn, id_of, parse
+from personae.wire.sampling import SamplingRequest
 
+FIELDS = sorted({field for request in REQUESTS.values() for field in request.model_fields} - {"id"})
 SAY = {"type": "say", "id": 7, "npc": "innkeeper", "text": "Good evening"}
 
 
@@ -147,7 +150,7 @@ def test_requests_are_frozen() -> None:
 @given(
     st.sampled_from(sorted(REQUESTS)),
     st.dictionaries(
-        st.sampled_from(["npc", "text", "v", "client", "turn", "stop", "sampling", "character", "priority", "max_tokens"]),
+        st.sampled_from(FIELDS),
         st.none() | st.integers() | st.floats() | st.text() | st.lists(st.text()) | st.dictionaries(st.text(), st.floats()),
     ),
 )

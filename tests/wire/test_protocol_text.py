@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from personae.types import FinishReason, Priority
+from personae.types import FinishReason, KvSource, Priority
 from personae.wire.codec import REPLY_LIMITS, REQUEST_LIMITS
-from personae.wire.messages import LIMITS, MAX_SAY_BYTES, REQUESTS, SamplingRequest
+from personae.wire.fields import MAX_SAY_BYTES, Form
+from personae.wire.messages import LIMITS, REQUESTS, Deadline, Edit, Heard, HistoryLine, MidReply
+from personae.wire.sampling import SamplingRequest
 
 TEXT = (Path(__file__).parents[2] / "bindings" / "PROTOCOL.md").read_text(encoding="utf-8")
 
@@ -24,7 +26,16 @@ def test_every_sampling_field_is_described() -> None:
     assert [name for name in SamplingRequest.model_fields if f"`{name}`" not in TEXT and f"`sampling.{name}`" not in TEXT] == []
 
 
-@pytest.mark.parametrize("word", [*FinishReason, *(f'"{priority}"' for priority in Priority), *LIMITS])
+@pytest.mark.parametrize("part", [Heard, Deadline, Edit])
+def test_every_field_of_a_part_is_described(part: type[Form]) -> None:
+    assert [name for name in part.model_fields if f"`{name}`" not in TEXT] == []
+
+
+def test_a_line_of_history_is_described() -> None:
+    assert f"{{{', '.join(HistoryLine.model_fields)}}}" in TEXT
+
+
+@pytest.mark.parametrize("word", [*FinishReason, *KvSource, *(f'"{word}"' for word in (*Priority, *MidReply)), *LIMITS])
 def test_every_word_of_the_wire_is_described(word: str) -> None:
     assert f"`{word}`" in TEXT
 

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from personae_client._asyncio import AsyncClient, AsyncNpc, AsyncStream
+from personae_client._async_stream import AsyncStream
+from personae_client._asyncio import AsyncClient, AsyncNpc
 from personae_client._errors import (
     AdapterRefused,
     Busy,
@@ -28,8 +29,25 @@ from personae_client._errors import (
     UnsupportedVersion,
     WrongServer,
 )
-from personae_client._sync import Client, Npc, Stream
-from personae_client._types import Character, Characters, Delta, Done, Event, Line, Model, NpcCard, PackProblem, Timing, Usage, Welcome
+from personae_client._requests import SayOptions
+from personae_client._saves import NotRestored, Restored, RestoredNpc, Saved
+from personae_client._stream import Stream
+from personae_client._sync import Client, Npc
+from personae_client._types import (
+    Cancelled,
+    Character,
+    Characters,
+    Delta,
+    Done,
+    Event,
+    Line,
+    Model,
+    NpcCard,
+    PackProblem,
+    Timing,
+    Usage,
+    Welcome,
+)
 
 __version__ = "0.1.0"
 
@@ -39,6 +57,7 @@ __all__ = [
     "AsyncNpc",
     "AsyncStream",
     "Busy",
+    "Cancelled",
     "Character",
     "Characters",
     "Client",
@@ -51,12 +70,17 @@ __all__ = [
     "Event",
     "Line",
     "Model",
+    "NotRestored",
     "Npc",
     "NpcBusy",
     "NpcCard",
     "PackInvalid",
     "PackProblem",
     "PersonaeError",
+    "Restored",
+    "RestoredNpc",
+    "Saved",
+    "SayOptions",
     "Stream",
     "Timeout",
     "Timing",

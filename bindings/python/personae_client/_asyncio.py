@@ -1,43 +1,37 @@
-"""The client for asyncio: the same calls, awaited. Decides how a Link's thread wakes an event loop: `call_soon_threadsafe`, nothing else.
-
-No socket is registered with the loop, so that it works with every loop on every system, Windows' default one included.
-"""
+"""The client for asyncio: the same calls, awaited. Decides what is awaited and for how long, not how a loop is woken."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
+from personae_client._async_stream import AsyncStream, Bell
 from personae_client._errors import PersonaeError
 from personae_client._link import Link
-from personae_client._session import Exchange, State
-from personae_client._sync import DEFAULT_ENDPOINT, DEFAULT_TIMEOUT_S, result_of, say_fields, too_slow
-from personae_client._types import Characters, Delta, Done, Event, Line, Message, NpcCard, Welcome, float_of, maps_of
+from personae_client._requests import SayOptions, cancel_fields, ids_of, lines_fields, observe_fields, say_fields, too_slow
+from personae_client._saves import Restored, Saved, restores
+from personae_client._session import State
+from personae_client._sync import DEFAULT_ENDPOINT, DEFAULT_TIMEOUT_S
+from personae_client._types import (
+    Cancelled,
+    Characters,
+    Delta,
+    Done,
+    Event,
+    Line,
+    Message,
+    NpcCard,
+    Welcome,
+    float_of,
+    maps_of,
+    texts_of,
+)
 
 
-class _Bell:
-    """An asyncio.Event that any thread may ring."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-
-    def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
-            self._event.clear()
-            if not is_so():  # it may have become so, and have rung, before the clear
-                await self._event.wait()
-
-
-async def _wait_for_any(streams: list[AsyncStream], bell: _Bell) -> None:
+async def _wait_for_any(streams: list[AsyncStream], bell: Bell) -> None:
     await bell.wait_until(lambda: not streams or any(stream._has_news for stream in streams))
 
 
@@ -68,11 +62,34 @@ class AsyncClient:
         return AsyncNpc(self, self._link.session.npcs.get(id) or NpcCard(id))
 
     def npcs(self) -> list[AsyncNpc]:
-        """The NPCs this client has spawned and not despawned."""
+        """The NPCs this client has spawned or restored, and not despawned."""
         return [AsyncNpc(self, card) for card in tuple(self._link.session.npcs.values())]
 
     async def characters(self) -> Characters:
         return Characters.of(await self._call("characters", {}))
+
+    async def observe(self, npcs: Iterable[AsyncNpc | str], text: str, *, speaker: str | None = None) -> None:
+        """These NPCs, and nobody else, hear it without answering. `speaker` None: it is an event, told by nobody."""
+        await self._call("observe", observe_fields(npcs, text, speaker))
+
+    async def save(self, npcs: Iterable[AsyncNpc | str] | None = None, *, name: str | None = None, kv: bool = False) -> Saved:
+        """What these NPCs, None: all, have heard and remember. With `name` the service keeps it; with `kv` what it computed, too."""
+        return Saved.of(await self._call("save", {"npcs": None if npcs is None else ids_of(npcs), "name": name, "kv": kv or None}))
+
+    async def restore(
+        self,
+        document: Message | None = None,
+        *,
+        name: str | None = None,
+        npcs: Iterable[AsyncNpc | str] | None = None,
+        replace: bool = False,
+    ) -> Restored:
+        """NPCs of a save are there again, with today's packs. Look at `problems`: an NPC that exists is one, unless `replace`.
+
+        A document that is larger than a request may be is given back in several; when one of them fails, those before it are restored.
+        """
+        wanted = None if npcs is None else ids_of(npcs)
+        return Restored.of([await self._call("restore", one) for one in restores(document, name, wanted, replace, self.welcome.limits)])
 
     async def stats(self) -> Message:
         return {key: value for key, value in (await self._call("stats", {})).items() if key not in ("type", "id")}
@@ -93,7 +110,7 @@ class AsyncClient:
 
     async def stream_all(self, streams: Iterable[AsyncStream]) -> AsyncIterator[tuple[AsyncStream, Delta]]:
         """Deltas of many streams as they come. A stream that fails just ends: see its `failure`."""
-        pending, bell = list(streams), _Bell()
+        pending, bell = list(streams), Bell()
         for stream in pending:
             stream._listeners.append(bell.ring)
         while pending:
@@ -137,7 +154,7 @@ class AsyncClient:
         await self.close()
 
     async def _call(self, kind: str, fields: Message) -> Message:
-        bell = _Bell()
+        bell = Bell()
         exchange = self._link.ask(kind, fields, bell.ring)
         try:
             await asyncio.wait_for(bell.wait_until(lambda: exchange.is_over), self._timeout)
@@ -146,7 +163,7 @@ class AsyncClient:
         finally:
             if not exchange.is_over:
                 self._link.forget(exchange)
-        return result_of(exchange)
+        return exchange.result()
 
 
 class AsyncNpc:
@@ -165,130 +182,54 @@ class AsyncNpc:
     def greeting(self) -> str:
         return self.card.greeting
 
-    def say(
-        self,
-        text: str,
-        *,
-        speaker: str | None = None,
-        priority: str | None = None,
-        max_tokens: int | None = None,
-        max_seconds: float | None = None,
-        stop: Sequence[str] | None = None,
-        sampling: Mapping[str, float] | None = None,
-    ) -> AsyncStream:
-        """Say something to it; sent at once. `async for` gives the deltas, `await` the Done."""
-        return AsyncStream(self._client, self.id, say_fields(self.id, text, speaker, priority, max_tokens, max_seconds, stop, sampling))
+    def say(self, text: str | None = None, **options: Unpack[SayOptions]) -> AsyncStream:
+        """Say something to it; sent at once. `async for` gives the deltas, `await` the Done. `text` None: it goes on of its own accord."""
+        return AsyncStream(self._client._link, self._client._call, "say", self.id, say_fields(self.id, text, options))
 
-    async def cancel(self) -> bool:
-        """End whatever it is saying, whoever asked. False when it was silent."""
-        return (await self._client._call("cancel", {"npc": self.id})).get("cancelled") is True
+    async def cancel(self, *, heard_chars: int | None = None, heard_sentences: int | None = None) -> Cancelled:
+        """End whatever it is saying, whoever asked. False when it was silent.
+
+        `heard_...`: how much of its reply, or of its last one, was shown or voiced; the rest never happened.
+        """
+        return Cancelled.of(await self._client._call("cancel", cancel_fields(heard_chars, heard_sentences, npc=self.id)))
+
+    async def observe(self, text: str, *, speaker: str | None = None) -> None:
+        """It hears this and does not answer. `speaker` None: it is an event, told by nobody."""
+        await self._client.observe([self.id], text, speaker=speaker)
 
     async def history(self) -> list[Line]:
-        return [Line.of(one) for one in maps_of(await self._client._call("history", {"npc": self.id}), "lines")]
+        """Oldest first."""
+        return await self._history({"npc": self.id})
+
+    async def keep_history(self, n: int) -> list[Line]:
+        """Only the first `n` lines stay; returns them. Like the other changes it raises NpcBusy while the NPC speaks."""
+        return await self._history({"npc": self.id, "keep": n})
+
+    async def edit_line(self, at: int, text: str) -> list[Line]:
+        """Another text for one line, -1 being the newest; returns all of them."""
+        return await self._history({"npc": self.id, "edit": {"at": at, "text": text}})
+
+    async def set_history(self, lines: Iterable[Line]) -> list[Line]:
+        """All of it anew."""
+        return await self._history(lines_fields(self.id, lines))
+
+    async def memories(self) -> list[str]:
+        """What it remembers apart from the lines of its history."""
+        return texts_of(await self._client._call("memories", {"npc": self.id}), "memories")
+
+    async def set_memories(self, memories: Iterable[str]) -> list[str]:
+        """These, instead of those there were; they count from its next turn."""
+        return texts_of(await self._client._call("memories", {"npc": self.id, "set": list(memories)}), "memories")
+
+    async def warm(self, *, priority: str | None = None) -> Done:
+        """Prepare it for its next turn, and wait until it is: finish "warm". A task that is cancelled meanwhile ends it."""
+        return await AsyncStream(self._client._link, self._client._call, "warm", self.id, {"npc": self.id, "priority": priority})
 
     async def despawn(self) -> None:
         await self._client._call("despawn", {"npc": self.id})
 
+    async def _history(self, fields: Message) -> list[Line]:
+        return [Line.of(one) for one in maps_of(await self._client._call("history", fields), "lines")]
+
     def __repr__(self) -> str:
         return f"<AsyncNpc {self.id!r}>"
-
-
-class AsyncStream:
-    """A reply on its way: `async for delta in stream`, or `done = await stream`.
-
-    A task that is cancelled while it awaits the stream cancels the turn: nobody is left to hear it. Breaking out of `async for` does not;
-    use `async with`, or call `cancel`.
-    """
-
-    def __init__(self, client: AsyncClient, npc: str, fields: Message) -> None:
-        self._client = client
-        self.npc = npc
-        self._bell = _Bell()
-        self._listeners: list[Callable[[], None]] = [self._bell.ring]
-        self._exchange: Exchange = client._link.ask("say", fields, self._ring)
-
-    def __await__(self) -> Generator[Any, None, Done]:
-        return self._whole().__await__()
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        await self._bell.wait_until(lambda: self._has_news)
-        delta = self._client._link.take(self._exchange)
-        if delta is None:
-            result_of(self._exchange)
-            raise StopAsyncIteration
-        return delta
-
-    async def wait(self) -> Done:
-        """Wait for the end; deltas stay to be read. Unlike `await stream`, a cancelled waiter leaves the turn alone."""
-        await self._ended()
-        return Done.of(result_of(self._exchange))
-
-    async def _ended(self) -> None:
-        await self._bell.wait_until(lambda: self.is_over)
-
-    async def text(self) -> str:
-        """Wait for the end; the whole reply, whatever was read of it before."""
-        return (await self).text
-
-    @property
-    def done(self) -> Done | None:
-        """How it ended; None while it is open, and when it failed."""
-        return Done.of(self._exchange.done) if self._exchange.done is not None else None
-
-    @property
-    def failure(self) -> PersonaeError | None:
-        """Why it failed; None while it is open, and when it ended well."""
-        return self._exchange.failure
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended. Deltas may still be there to be read."""
-        return self._exchange.is_over
-
-    async def cancel(self) -> bool:
-        """Ask the service to end it. False when it had ended by itself. The stream then ends with finish "cancelled"."""
-        if self.is_over:
-            return False
-        try:
-            return (await self._client._call("cancel", {"turn": self._exchange.id})).get("cancelled") is True
-        except PersonaeError as error:
-            if error.code == "unknown_turn":
-                return False
-            raise
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._let_go()
-
-    def __repr__(self) -> str:
-        return f"<AsyncStream {self._exchange.id} of {self.npc!r}, {'over' if self.is_over else 'open'}>"
-
-    async def _whole(self) -> Done:
-        try:
-            return await self.wait()
-        except asyncio.CancelledError:
-            self._let_go()
-            raise
-
-    def _let_go(self) -> None:
-        """Cancel without waiting for the answer."""
-        if not self.is_over:
-            with contextlib.suppress(PersonaeError):
-                self._client._link.ask("cancel", {"turn": self._exchange.id})
-
-    def _ring(self) -> None:
-        for ring in tuple(self._listeners):
-            ring()
-
-    @property
-    def _has_news(self) -> bool:
-        return bool(self._exchange.deltas) or self._exchange.is_over
-
-    @property
-    def _is_read(self) -> bool:
-        return self._exchange.is_over and not self._exchange.deltas

@@ -122,7 +122,7 @@ class Link:
             if self.session.state is not State.OPEN:
                 return
             now = time.monotonic()
-            cancels = [self.session.ask("cancel", {"turn": turn}, now) for turn in self.session.open_says()]
+            cancels = [self.session.ask("cancel", {"turn": turn}, now) for turn in self.session.open_turns()]
         if cancels:
             self._wake()
             self.wait(lambda: all(cancel.is_over for cancel in cancels), FAREWELL_S)

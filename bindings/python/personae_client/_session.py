@@ -23,7 +23,7 @@ from typing import Any
 
 from personae_client import _codec
 from personae_client._errors import Closed, ConnectionLost, PersonaeError, UnsupportedVersion, WrongServer, from_wire
-from personae_client._types import Delta, Event, Message, NpcCard, Welcome, int_of, text_of
+from personae_client._types import Delta, Event, Message, NpcCard, Welcome, int_of, maps_of, text_of
 
 PROTOCOL_VERSION = 1
 SERVER_NAME = "personae"
@@ -32,6 +32,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
 MAX_HANG_UPS = 3
 PING_SHARE = 0.5  # of a heartbeat without a frame: a late thread then does not cost the session
 SILENT_HEARTBEATS = 2  # after an unanswered ping, that is three heartbeats at the most after the last frame
+TURNS = ("say", "warm")  # what is answered later, and can be cancelled until then
 MAX_EVENTS = 100  # kept for a game that never asks for them
 PASSING = {
     "busy",
@@ -71,6 +72,13 @@ class Exchange:
     @property
     def is_over(self) -> bool:
         return self.done is not None or self.failure is not None
+
+    def result(self) -> Message:
+        """The `done` of an exchange that is over; raises its failure."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)  # it may be raised many times
+        assert self.done is not None
+        return self.done
 
 
 class Session:
@@ -118,8 +126,8 @@ class Session:
         self._open.pop(exchange.id, None)
         self._held.pop(exchange.id, None)
 
-    def open_says(self) -> list[int]:
-        return [id for id, exchange in self._open.items() if exchange.kind == "say" and id not in self._held]
+    def open_turns(self) -> list[int]:
+        return [id for id, exchange in self._open.items() if exchange.kind in TURNS and id not in self._held]
 
     def take_outgoing(self) -> list[bytes]:
         taken, self._out = self._out, []
@@ -301,6 +309,9 @@ class Session:
             self.npcs[npc] = NpcCard.of(message)
         elif kind == "despawn":
             self.npcs.pop(npc, None)
+        elif kind == "restore":
+            for one in maps_of(message, "restored"):
+                self.npcs.setdefault(text_of(one, "npc"), NpcCard(text_of(one, "npc"), text_of(one, "character")))
 
     # --- books ----------------------------------------------------------------------------------------------------
 

@@ -5,16 +5,30 @@ Every object here may be used from several threads at once. Streams that are ope
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from personae_client._errors import PersonaeError, Timeout
 from personae_client._link import Link
-from personae_client._session import Exchange, State
-from personae_client._types import Characters, Delta, Done, Event, Line, Message, NpcCard, Welcome, float_of, maps_of
+from personae_client._requests import SayOptions, cancel_fields, ids_of, lines_fields, observe_fields, say_fields, too_slow
+from personae_client._saves import Restored, Saved, restores
+from personae_client._session import State
+from personae_client._stream import Stream
+from personae_client._types import (
+    Cancelled,
+    Characters,
+    Delta,
+    Done,
+    Event,
+    Line,
+    Message,
+    NpcCard,
+    Welcome,
+    float_of,
+    maps_of,
+    texts_of,
+)
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:7777"
 DEFAULT_TIMEOUT_S = 10.0
@@ -23,7 +37,7 @@ DEFAULT_TIMEOUT_S = 10.0
 class Client:
     """A connection to a Personae service, made when this returns. Use it in a `with`, or call `close`.
 
-    `timeout` is in seconds: for connecting, for every request that is not a `say`, and for how long a request waits for a lost
+    `timeout` is in seconds: for connecting, for every request that is not a `say` or `warm`, and for how long a request waits for a lost
     connection to come back. A `say` has no timeout of its own: the service ends every turn (`max_seconds`), and a service that falls
     silent is noticed by its heartbeat.
     """
@@ -46,11 +60,34 @@ class Client:
         return Npc(self, self._link.session.npcs.get(id) or NpcCard(id))
 
     def npcs(self) -> list[Npc]:
-        """The NPCs this client has spawned and not despawned."""
+        """The NPCs this client has spawned or restored, and not despawned."""
         return [Npc(self, card) for card in tuple(self._link.session.npcs.values())]
 
     def characters(self) -> Characters:
         return Characters.of(self._call("characters", {}))
+
+    def observe(self, npcs: Iterable[Npc | str], text: str, *, speaker: str | None = None) -> None:
+        """These NPCs, and nobody else, hear it without answering. `speaker` None: it is an event, told by nobody."""
+        self._call("observe", observe_fields(npcs, text, speaker))
+
+    def save(self, npcs: Iterable[Npc | str] | None = None, *, name: str | None = None, kv: bool = False) -> Saved:
+        """What these NPCs, None: all, have heard and remember. With `name` the service keeps it; with `kv` what it computed, too."""
+        return Saved.of(self._call("save", {"npcs": None if npcs is None else ids_of(npcs), "name": name, "kv": kv or None}))
+
+    def restore(
+        self,
+        document: Message | None = None,
+        *,
+        name: str | None = None,
+        npcs: Iterable[Npc | str] | None = None,
+        replace: bool = False,
+    ) -> Restored:
+        """NPCs of a save are there again, with today's packs. Look at `problems`: an NPC that exists is one, unless `replace`.
+
+        A document that is larger than a request may be is given back in several; when one of them fails, those before it are restored.
+        """
+        wanted = None if npcs is None else ids_of(npcs)
+        return Restored.of([self._call("restore", fields) for fields in restores(document, name, wanted, replace, self.welcome.limits)])
 
     def stats(self) -> Message:
         return _fields(self._call("stats", {}))
@@ -116,7 +153,7 @@ class Client:
         if not self._link.wait(lambda: exchange.is_over, self._timeout):
             self._link.forget(exchange)
             raise too_slow(kind, self._timeout)
-        return result_of(exchange)
+        return exchange.result()
 
 
 class Npc:
@@ -135,151 +172,61 @@ class Npc:
     def greeting(self) -> str:
         return self.card.greeting
 
-    def say(
-        self,
-        text: str,
-        *,
-        speaker: str | None = None,
-        priority: str | None = None,
-        max_tokens: int | None = None,
-        max_seconds: float | None = None,
-        stop: Sequence[str] | None = None,
-        sampling: Mapping[str, float] | None = None,
-    ) -> Stream:
-        """Say something to it. Returns at once; the reply comes whether or not it is read. None: the pack's or the service's own."""
-        return Stream(self._client, self.id, say_fields(self.id, text, speaker, priority, max_tokens, max_seconds, stop, sampling))
+    def say(self, text: str | None = None, **options: Unpack[SayOptions]) -> Stream:
+        """Say something to it. Returns at once; the reply comes whether or not it is read. `text` None: it goes on of its own accord."""
+        return Stream(self._client._link, self._client._call, "say", self.id, say_fields(self.id, text, options))
 
-    def cancel(self) -> bool:
-        """End whatever it is saying, whoever asked. False when it was silent."""
-        return self._client._call("cancel", {"npc": self.id}).get("cancelled") is True
+    def cancel(self, *, heard_chars: int | None = None, heard_sentences: int | None = None) -> Cancelled:
+        """End whatever it is saying, whoever asked. False when it was silent.
+
+        `heard_...`: how much of its reply, or of its last one, was shown or voiced; the rest never happened.
+        """
+        return Cancelled.of(self._client._call("cancel", cancel_fields(heard_chars, heard_sentences, npc=self.id)))
+
+    def observe(self, text: str, *, speaker: str | None = None) -> None:
+        """It hears this and does not answer. `speaker` None: it is an event, told by nobody."""
+        self._client.observe([self.id], text, speaker=speaker)
 
     def history(self) -> list[Line]:
-        return [Line.of(one) for one in maps_of(self._client._call("history", {"npc": self.id}), "lines")]
+        """Oldest first."""
+        return self._history({"npc": self.id})
+
+    def keep_history(self, n: int) -> list[Line]:
+        """Only the first `n` lines stay; returns them. Like the other changes it raises NpcBusy while the NPC speaks."""
+        return self._history({"npc": self.id, "keep": n})
+
+    def edit_line(self, at: int, text: str) -> list[Line]:
+        """Another text for one line, -1 being the newest; returns all of them."""
+        return self._history({"npc": self.id, "edit": {"at": at, "text": text}})
+
+    def set_history(self, lines: Iterable[Line]) -> list[Line]:
+        """All of it anew."""
+        return self._history(lines_fields(self.id, lines))
+
+    def memories(self) -> list[str]:
+        """What it remembers apart from the lines of its history."""
+        return texts_of(self._client._call("memories", {"npc": self.id}), "memories")
+
+    def set_memories(self, memories: Iterable[str]) -> list[str]:
+        """These, instead of those there were; they count from its next turn."""
+        return texts_of(self._client._call("memories", {"npc": self.id, "set": list(memories)}), "memories")
+
+    def warm(self, *, priority: str | None = None) -> Done:
+        """Prepare it for its next turn, and wait until it is: finish "warm"."""
+        return self.start_warm(priority=priority).wait()
+
+    def start_warm(self, *, priority: str | None = None) -> Stream:
+        """The same without waiting: a stream without deltas."""
+        return Stream(self._client._link, self._client._call, "warm", self.id, {"npc": self.id, "priority": priority})
 
     def despawn(self) -> None:
         self._client._call("despawn", {"npc": self.id})
 
+    def _history(self, fields: Message) -> list[Line]:
+        return [Line.of(one) for one in maps_of(self._client._call("history", fields), "lines")]
+
     def __repr__(self) -> str:
         return f"<Npc {self.id!r}>"
-
-
-class Stream:
-    """A reply on its way. Iterate for its deltas, or call `text()`; leaving a `with` cancels what has not ended."""
-
-    def __init__(self, client: Client, npc: str, fields: Message) -> None:
-        self._client = client
-        self.npc = npc
-        self._exchange = client._link.ask("say", fields)
-
-    def __iter__(self) -> Iterator[Delta]:
-        return self
-
-    def __next__(self) -> Delta:
-        """Waits for the next delta. At the end StopIteration, or the failure when it did not end well."""
-        link = self._client._link
-        link.wait(lambda: self._has_news)
-        delta = link.take(self._exchange)
-        if delta is None:
-            result_of(self._exchange)
-            raise StopIteration
-        return delta
-
-    def take(self) -> list[Delta]:
-        """The deltas that are there, without waiting: for a frame loop. Look at `is_over` for the end."""
-        taken = []
-        while (delta := self._client._link.take(self._exchange)) is not None:
-            taken.append(delta)
-        return taken
-
-    def wait(self) -> Done:
-        """Wait for the end; deltas stay to be read."""
-        self._client._link.wait(lambda: self._exchange.is_over)
-        return Done.of(result_of(self._exchange))
-
-    def text(self) -> str:
-        """Wait for the end; the whole reply, whatever was read of it before."""
-        return self.wait().text
-
-    @property
-    def done(self) -> Done | None:
-        """How it ended; None while it is open, and when it failed."""
-        return Done.of(self._exchange.done) if self._exchange.done is not None else None
-
-    @property
-    def failure(self) -> PersonaeError | None:
-        """Why it failed; None while it is open, and when it ended well."""
-        return self._exchange.failure
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended. Deltas may still be there to be read."""
-        return self._exchange.is_over
-
-    def cancel(self) -> bool:
-        """Ask the service to end it. False when it had ended by itself. The stream then ends with finish "cancelled"."""
-        if self.is_over:
-            return False
-        try:
-            return self._client._call("cancel", {"turn": self._exchange.id}).get("cancelled") is True
-        except PersonaeError as error:
-            if error.code == "unknown_turn":
-                return False
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if not self.is_over:
-            with contextlib.suppress(PersonaeError):
-                self._client._link.ask("cancel", {"turn": self._exchange.id})
-
-    def __repr__(self) -> str:
-        return f"<Stream {self._exchange.id} of {self.npc!r}, {'over' if self.is_over else 'open'}>"
-
-    @property
-    def _has_news(self) -> bool:
-        return bool(self._exchange.deltas) or self._exchange.is_over
-
-    @property
-    def _is_read(self) -> bool:
-        return self._exchange.is_over and not self._exchange.deltas
-
-
-def say_fields(
-    npc: str,
-    text: str,
-    speaker: str | None,
-    priority: str | None,
-    max_tokens: int | None,
-    max_seconds: float | None,
-    stop: Sequence[str] | None,
-    sampling: Mapping[str, float] | None,
-) -> Message:
-    """Fields of a say as the wire wants them. A lone string as `stop` means itself and not its letters."""
-    stops = None if stop is None else [stop] if isinstance(stop, str) else list(stop)
-    return {
-        "npc": npc,
-        "text": text,
-        "speaker": speaker,
-        "priority": priority,
-        "max_tokens": max_tokens,
-        "max_seconds": max_seconds,
-        "stop": stops,
-        "sampling": None if sampling is None else dict(sampling),
-    }
-
-
-def result_of(exchange: Exchange) -> Message:
-    """The `done` of an exchange that is over; raises its failure."""
-    if exchange.failure is not None:
-        raise exchange.failure.with_traceback(None)  # it may be raised many times
-    assert exchange.done is not None
-    return exchange.done
-
-
-def too_slow(kind: str, timeout: float) -> PersonaeError:
-    return Timeout("timeout", f"The service did not answer {kind} within {timeout:g} s.", "It may have been carried out all the same.")
 
 
 def _fields(message: Message) -> dict[str, Any]:

@@ -37,6 +37,11 @@ def maps_of(message: Message, key: str) -> Iterable[Message]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
+def texts_of(message: Message, key: str) -> list[str]:
+    value = message.get(key)
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """Decided text of a reply: the new part, not the text so far. `kind` is "speech" or "narration"."""
@@ -52,26 +57,42 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens. prompt = reused + prefilled."""
+    """Tokens. prompt = reused + prefilled. `source`: where the reused ones were: "none", "slot", "host", "copy", "saved"."""
 
     prompt: int
     reused: int
     prefilled: int
     reply: int
+    source: str = "none"
+
+    @classmethod
+    def of(cls, message: Message) -> Usage:
+        prompt, reused, prefilled, reply = (int_of(message, key) for key in ("prompt", "reused", "prefilled", "reply"))
+        return cls(prompt, reused, prefilled, reply, text_of(message, "source") or "none")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds from the service hearing the request. `ttft_ms` is -1 when there was no first token."""
+    """Milliseconds from the service hearing the request. `ttft_ms` is -1 when there was no first token. `paused_ms` went by in `pauses`
+    pauses, for turns of a higher priority."""
 
     queued_ms: float
     ttft_ms: float
     total_ms: float
+    paused_ms: float = 0.0
+    pauses: int = 0
+
+    @classmethod
+    def of(cls, message: Message) -> Timing:
+        queued_ms, ttft_ms, total_ms, paused_ms = (float_of(message, key) for key in ("queued_ms", "ttft_ms", "total_ms", "paused_ms"))
+        return cls(queued_ms, ttft_ms, total_ms, paused_ms, int_of(message, "pauses"))
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A reply at its end. `text` is all deltas joined, `speech` the spoken part; `finish` why it ended: "end", "stop", "cancelled", ..."""
+    """A reply at its end. `text` is all deltas joined, `speech` the spoken part; `finish` why it ended: "end", "stop", "cancelled",
+    "interrupted", "deadline", ... `fallback`: the authored line, part of `text`, that was spoken because a deadline passed. Of a `warm`,
+    texts are empty and `finish` is "warm"."""
 
     npc: str
     text: str
@@ -82,10 +103,10 @@ class Done:
     usage: Usage
     timing: Timing
     receipt: Message
+    fallback: str | None = None
 
     @classmethod
     def of(cls, message: Message) -> Done:
-        usage, timing = map_of(message, "usage"), map_of(message, "timing")
         return cls(
             npc=text_of(message, "npc"),
             text=text_of(message, "text"),
@@ -93,10 +114,26 @@ class Done:
             finish=text_of(message, "finish") or "end",
             adapter=text_of(message, "adapter") or None,
             seed=int_of(message, "seed"),
-            usage=Usage(*(int_of(usage, key) for key in ("prompt", "reused", "prefilled", "reply"))),
-            timing=Timing(*(float_of(timing, key) for key in ("queued_ms", "ttft_ms", "total_ms"))),
+            usage=Usage.of(map_of(message, "usage")),
+            timing=Timing.of(map_of(message, "timing")),
             receipt=map_of(message, "receipt"),
+            fallback=text_of(message, "fallback") or None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """True when there was a turn to end. `cut`: how many characters went out of the history's last reply, because nobody heard them."""
+
+    in_time: bool
+    cut: int
+
+    @classmethod
+    def of(cls, message: Message) -> Cancelled:
+        return cls(message.get("cancelled") is True, int_of(message, "cut"))
+
+    def __bool__(self) -> bool:
+        return self.in_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +154,11 @@ class NpcCard:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of an NPC's conversation."""
+    """One line of an NPC's conversation. `speaker` is "" for an event that nobody said."""
 
     speaker: str
     text: str
-    is_npc: bool
+    is_npc: bool = False
 
     @classmethod
     def of(cls, message: Message) -> Line:
@@ -213,7 +250,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What nobody asked for: "warm", "engine_lost", "engine_ready", "closing" of the service; "connection_lost", "reconnected" of ours."""
+    """What nobody asked for. Of the service: "warm", "engine_lost", "engine_ready", "adapter_set_aside", "closing"; of this client:
+    "connection_lost", "reconnected"."""
 
     name: str
     details: Message = field(default_factory=dict)

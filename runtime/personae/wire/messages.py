@@ -1,8 +1,8 @@
 """What clients may ask: one model for each request of protocol 1. Decides what a request must look like; refuses to know whether
 it can be done (is there such an NPC, does its text fit), which is the service's to say.
 
-Keys that are not known here are ignored, so that a client written for a later protocol is understood as far as it can be.
-Values are taken as they are: no string becomes a number. `None` in an optional field is as if it were absent.
+What a single value may be is `fields.py`'s to say; here stands which fields a request has and what must not come together.
+`None` in an optional field is as if it were absent.
 
     id_of(message)   whom an answer would go to, for messages that cannot be parsed
     parse(message)   the request, or AskedWrong with one sentence that names the field
@@ -10,87 +10,124 @@ Values are taken as they are: no string becomes a number. `None` in an optional 
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from personae.errors import AskedWrong
-from personae.types import Priority, SamplingParams
+from personae.types import Priority
 from personae.wire.codec import REQUEST_LIMITS
-
-MAX_ID = 2**53 - 1  # what a double, the only number of some script languages, still counts exactly
-MAX_SAY_BYTES = 16 << 10  # about 4,000 tokens: more than a slot holds
-MAX_NAME_CHARS = 128
-MAX_TOKEN_CHARS = 255  # what a PLAIN password can hold
-MAX_STOPS = 16
-MAX_STOP_CHARS = 128
-MAX_REPLY_TOKENS = 4096
-MAX_SECONDS = 600.0
+from personae.wire.fields import (
+    MAX_ID,
+    MAX_KV,
+    MAX_LINE_BYTES,
+    MAX_LINES,
+    MAX_MEMORIES,
+    MAX_MEMORY_CHARS,
+    MAX_NAME_CHARS,
+    MAX_OBSERVERS,
+    MAX_REPLY_TOKENS,
+    MAX_SAVED,
+    MAX_SAY_BYTES,
+    MAX_SECONDS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TOKEN_CHARS,
+    MIN_KV,
+    Count,
+    DeadlineMs,
+    Flag,
+    Form,
+    LineText,
+    Memory,
+    MessageId,
+    Name,
+    Names,
+    Narrator,
+    SaveName,
+    SayText,
+    Stop,
+    at_most_one,
+    exactly_one,
+)
+from personae.wire.refusals import refusal
+from personae.wire.sampling import SamplingRequest
 
 LIMITS: dict[str, int | float] = {
     "frame_bytes": REQUEST_LIMITS.frame_bytes,
+    "frame_values": REQUEST_LIMITS.values,
     "say_bytes": MAX_SAY_BYTES,
+    "line_bytes": MAX_LINE_BYTES,
     "name_chars": MAX_NAME_CHARS,
     "max_tokens": MAX_REPLY_TOKENS,
     "max_seconds": MAX_SECONDS,
     "stop_strings": MAX_STOPS,
     "stop_chars": MAX_STOP_CHARS,
+    "observers": MAX_OBSERVERS,
+    "lines": MAX_LINES,
+    "memories": MAX_MEMORIES,
+    "memory_chars": MAX_MEMORY_CHARS,
 }
 """Goes into the answer to hello as it is."""
 
 
-def _fits(text: str) -> str:
-    if len(text) > MAX_SAY_BYTES or len(text.encode()) > MAX_SAY_BYTES:
-        raise PydanticCustomError("text_too_long", "must have at most {limit} bytes of UTF-8", {"limit": MAX_SAY_BYTES})
-    return text
+# --- parts of requests --------------------------------------------------------------------------------------------
 
 
-# A name ends up at the head of a line of dialogue: a line break in it could forge another speaker.
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[^\p{Cc}\u2028\u2029]+$")]
-SayText = Annotated[str, Field(min_length=1), AfterValidator(_fits)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-MessageId = Annotated[int, Field(ge=1, le=MAX_ID)]
-_NotYet = Annotated[None, Field(default=None)]
+class MidReply(StrEnum):
+    """What becomes of a say to an NPC that is still answering. The values are part of the wire."""
+
+    INTERRUPT = "interrupt"  # the reply ends here
+    QUEUE = "queue"  # the say waits for its end
+    REFUSE = "refuse"  # `npc_busy`
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+class Heard(Form):
+    """How much of a reply somebody heard, from its start: exactly one of the two. More than there is means all of it."""
+
+    chars: Count | None = None  # Unicode characters of the reply's text, narration and blanks counted
+    sentences: Count | None = None
+
+    @model_validator(mode="after")
+    def _counts_one_thing(self) -> Self:
+        exactly_one(self, "chars", "sentences")
+        return self
 
 
-class SamplingRequest(_Model):
-    """Overrides for one turn; what is None stays as the pack has it. Ranges are what the sampler chain takes without losing its meaning.
+class Deadline(Form):
+    """Milliseconds from the request; at least one of the two."""
 
-    `grammar` and `logit_bias` are refused by name rather than ignored: a client that sent one would believe that it held.
-    Grammars need a check before the turn starts, and a bias needs the model's token numbers, which clients cannot see yet.
-    """
+    first_ms: DeadlineMs | None = None  # to the first token
+    end_ms: DeadlineMs | None = None
 
-    temperature: float | None = Field(None, ge=0, le=5)
-    top_k: int | None = Field(None, ge=0, le=100_000)
-    top_p: float | None = Field(None, ge=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, gt=0, le=10)
-    repeat_last_n: int | None = Field(None, ge=0, le=65_536)
-    frequency_penalty: float | None = Field(None, ge=-5, le=5)
-    presence_penalty: float | None = Field(None, ge=-5, le=5)
-    dry_multiplier: float | None = Field(None, ge=0, le=10)
-    dry_base: float | None = Field(None, ge=1, le=10)
-    dry_allowed_length: int | None = Field(None, ge=0, le=1024)
-    dry_last_n: int | None = Field(None, ge=-1, le=65_536)
-    seed: int | None = Field(None, ge=0, le=2**32 - 2)  # 2^32 - 1 asks llama.cpp for a random one: not repeatable
-    grammar: _NotYet
-    logit_bias: _NotYet
-
-    def overrides(self) -> dict[str, Any]:
-        """The fields that were set, by their names in SamplingParams."""
-        return {field.name: value for field in fields(SamplingParams) if (value := getattr(self, field.name)) is not None}
-
-    def apply_to(self, params: SamplingParams) -> SamplingParams:
-        return replace(params, **self.overrides())
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        if self.first_ms is None and self.end_ms is None:
+            raise PydanticCustomError("no_deadline", "must hold first_ms, end_ms or both")
+        return self
 
 
-class _Request(_Model):
+class HistoryLine(Form):
+    """`speaker` "": nobody says it, it is an event that is told."""
+
+    speaker: Narrator
+    text: LineText
+    is_npc: Flag = False
+
+
+class Edit(Form):
+    """`at`: which line, from 0; negative from the end, so that -1 is the newest."""
+
+    at: int = Field(ge=-MAX_ID, le=MAX_ID)
+    text: LineText
+
+
+# --- requests ------------------------------------------------------------------------------------------------------
+
+
+class _Request(Form):
     type: ClassVar[str]
     id: MessageId
 
@@ -119,25 +156,32 @@ class Spawn(_Request):
 
 
 class Say(_Request):
-    """`speaker` None: the NPC's player. Numbers that are None are the pack's or the service's own."""
+    """`text` None: nobody spoke, the NPC goes on of its own accord. `speaker` None: the NPC's player. `priority` and `mid_reply` None: by
+    who speaks. `heard`: of the reply that this interrupts, or of the NPC's last one. Numbers that are None are the pack's or the service's.
+    """
 
     type = "say"
     npc: Name
-    text: SayText
+    text: SayText | None = None
     speaker: Name | None = None
     priority: Annotated[Priority, Field(strict=False)] | None = None
+    mid_reply: Annotated[MidReply, Field(strict=False)] | None = None
+    heard: Heard | None = None
+    deadline: Deadline | None = None
     max_tokens: int | None = Field(None, ge=1, le=MAX_REPLY_TOKENS)
     max_seconds: float | None = Field(None, ge=0.1, le=MAX_SECONDS)
+    max_kv: int | None = Field(None, ge=MIN_KV, le=MAX_KV)
     stop: Annotated[tuple[Stop, ...], Field(strict=False, max_length=MAX_STOPS)] | None = None
     sampling: SamplingRequest | None = None
 
 
 class Cancel(_Request):
-    """Exactly one of the two: `turn` is the id of an open say of this session, `npc` means whatever that NPC is saying."""
+    """`turn` is the id of a say or warm of this session, `npc` means whatever that NPC is saying. `heard` None: all that was sent."""
 
     type = "cancel"
     turn: MessageId | None = None
     npc: Name | None = None
+    heard: Heard | None = None
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
@@ -146,9 +190,76 @@ class Cancel(_Request):
         return self
 
 
+class Observe(_Request):
+    """These NPCs hear it and do not answer. `speaker` None: it is an event, told by nobody."""
+
+    type = "observe"
+    npcs: Annotated[Names, Field(min_length=1, max_length=MAX_OBSERVERS)]
+    text: SayText
+    speaker: Name | None = None
+
+
 class History(_Request):
+    """Without a change: read it. `keep`: only the first so many lines stay. `edit`: one line gets another text. `lines`: all of it anew."""
+
     type = "history"
     npc: Name
+    keep: Count | None = None
+    edit: Edit | None = None
+    lines: Annotated[tuple[HistoryLine, ...], Field(strict=False, max_length=MAX_LINES)] | None = None
+
+    @model_validator(mode="after")
+    def _changes_one_thing(self) -> Self:
+        at_most_one(self, "keep", "edit", "lines")
+        return self
+
+    @property
+    def is_change(self) -> bool:
+        return not (self.keep is None and self.edit is None and self.lines is None)
+
+
+class Memories(_Request):
+    """`set` None: read them."""
+
+    type = "memories"
+    npc: Name
+    set: Annotated[tuple[Memory, ...], Field(strict=False, max_length=MAX_MEMORIES)] | None = None
+
+
+class Warm(_Request):
+    type = "warm"
+    npc: Name
+    priority: Annotated[Priority, Field(strict=False)] | None = None
+
+
+class Save(_Request):
+    """`npcs` None: all. `name` None: the document goes to the client; otherwise the service keeps it, with `kv` beside it."""
+
+    type = "save"
+    npcs: Annotated[Names, Field(max_length=MAX_SAVED)] | None = None
+    name: SaveName | None = None
+    kv: Flag = False
+
+    @model_validator(mode="after")
+    def _keeps_kv_by_name(self) -> Self:
+        if self.kv and self.name is None:
+            raise PydanticCustomError("kv_without_name", "with kv must have a name: only the service can keep it")
+        return self
+
+
+class Restore(_Request):
+    """Exactly one of `document` and `name`. What a document holds is the service's to judge. `npcs` None: all that are in it."""
+
+    type = "restore"
+    document: dict[str, Any] | None = None
+    name: SaveName | None = None
+    npcs: Annotated[Names, Field(max_length=MAX_SAVED)] | None = None
+    replace: Flag = False
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        exactly_one(self, "document", "name")
+        return self
 
 
 class Despawn(_Request):
@@ -168,9 +279,27 @@ class Shutdown(_Request):
     type = "shutdown"
 
 
-Request = Hello | Characters | Spawn | Say | Cancel | History | Despawn | Stats | Ping | Shutdown
+Request = (
+    Hello | Characters | Spawn | Say | Cancel | Observe | History | Memories | Warm | Save | Restore | Despawn | Stats | Ping | Shutdown
+)
 
-_MODELS: tuple[type[Request], ...] = (Hello, Characters, Spawn, Say, Cancel, History, Despawn, Stats, Ping, Shutdown)
+_MODELS: tuple[type[Request], ...] = (
+    Hello,
+    Characters,
+    Spawn,
+    Say,
+    Cancel,
+    Observe,
+    History,
+    Memories,
+    Warm,
+    Save,
+    Restore,
+    Despawn,
+    Stats,
+    Ping,
+    Shutdown,
+)
 REQUESTS: dict[str, type[Request]] = {model.type: model for model in _MODELS}
 
 
@@ -197,51 +326,8 @@ def parse(message: dict[str, Any]) -> Request:
     try:
         return model.model_validate(message)
     except ValidationError as error:
-        raise _refusal(kind, error.errors(include_url=False, include_input=False)) from None
+        raise refusal(kind, error.errors(include_url=False, include_input=False)) from None
 
 
 def _shown(text: str) -> str:
     return text if len(text) <= 32 else text[:32] + "…"
-
-
-# --- one sentence from pydantic's list ----------------------------------------------------------------------------
-
-_SENTENCES = {
-    "missing": "is missing",
-    "int_type": "must be an integer",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "string_type": "must be a string",
-    "string_too_short": "must not be empty",
-    "string_too_long": "must have at most {max_length} characters",
-    "string_pattern_mismatch": "must not hold line breaks or other control characters",
-    "tuple_type": "must be an array",
-    "too_long": "must have at most {max_length} entries",
-    "enum": "must be one of {expected}",
-    "model_type": "must be a map",
-    "none_required": "is not part of protocol 1",
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-}
-
-
-def _refusal(kind: str, errors: list[ErrorDetails]) -> AskedWrong:
-    first = errors[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    sentence = _SENTENCES.get(first["type"], first["msg"]).format_map(_Words(first.get("ctx", {})))
-    subject = f"`{field}` of {kind}" if field else f"A {kind}"
-    also = f", and {len(errors) - 1} more of its fields cannot be used" if len(errors) > 1 else ""
-    code = "text_too_long" if first["type"] == "text_too_long" else "bad_request"
-    return AskedWrong(code, f"{subject} {sentence}{also}.", "bindings/PROTOCOL.md lists the fields of every request.")
-
-
-class _Words(dict[str, Any]):
-    """Words for a sentence; a number loses its idle `.0`, and a missing word shows its name instead of failing."""
-
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-
-    def __missing__(self, key: str) -> str:
-        return key

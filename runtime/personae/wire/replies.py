@@ -29,5 +29,5 @@ def delta(id: int, npc: str, text: str, kind: str = "speech") -> dict[str, Any]:
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:
-    """Something happened that nobody asked for: "warm", "engine_lost", "engine_ready" or "closing"."""
+    """Something happened that nobody asked for: "warm", "engine_lost", "engine_ready", "adapter_set_aside" or "closing"."""
     return {"type": "event", "event": name, **fields}
