@@ -19,6 +19,10 @@ class ServiceConfig:
     port: int = 0  # 0: any free port, announced in the ready line
     token: str | None = None  # PLAIN password that every client must bring; needed beyond the loopback
     step_ms: float = 100.0  # what a step should take at the most; prefill gets what the rows leave of it
+    kv_ram: int = 1 << 30  # bytes of the engine's host memory for the KV of NPCs without a slot
+    state: Path | None = None  # folder that holds every NPC at every moment; None: NPCs are gone with the service
+    record: Path | None = None  # file for what the scheduler saw, to be replayed; None: not recorded
+    summarise: bool = False  # what an NPC's context has no room for any more is summed up by the model into its memories
     heartbeat_ms: int = 5_000  # a client silent for three of these loses its open turns
     drain_ms: int = 3_000  # how long open turns may still speak after a shutdown is asked
     max_clients: int = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ import pytest
 
 from personae.cli import main as cli
 from personae.cli.models import find_model
+from personae.cli.serve import add_arguments, service_config
+from personae.config import ServiceConfig
 from personae.errors import AskedWrong, OurBug, WorldFailed
 from tests.service.house import Peer, write_pack
 
@@ -95,6 +98,12 @@ def connect() -> Iterator[Callable[[str], Peer]]:
     yield make
     for peer in peers:
         peer.close()
+
+
+def configured(*arguments: str) -> ServiceConfig:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return service_config(parser.parse_args(["--model", "fake", *arguments]))
 
 
 def speaking(peer: Peer, max_tokens: int = 1800) -> int:
@@ -185,6 +194,10 @@ def test_truncated_model_ends_with_3_and_its_path(serve, tmp_path) -> None:
         ("--host", "0.0.0.0"),
         ("--token", ""),
         ("--parent", "999999999"),
+        ("--kv-ram", "1T"),
+        ("--kv-ram", "-1"),
+        ("--state", "/dev/null/state"),
+        ("--record", "/no/such/folder/record"),
         ("--unheard-of",),
     ],
 )
@@ -192,6 +205,48 @@ def test_bad_arguments_end_with_4_and_say_why(serve, arguments) -> None:
     running = serve(*arguments)
     assert running.wait() == 4
     assert any(line.startswith("personae") for line in running.errors)
+
+
+@pytest.mark.parametrize(
+    ("size", "n_bytes"),
+    [("0", 0), ("1000", 1000), ("64K", 64 << 10), ("512m", 512 << 20), ("2G", 2 << 30), ("1GiB", 1 << 30), ("1GB", 1 << 30)],
+)
+def test_size_is_read_as_people_write_it(size, n_bytes) -> None:
+    assert configured("--kv-ram", size).kv_ram == n_bytes
+
+
+def test_without_options_nothing_is_kept_recorded_or_summed_up() -> None:
+    config = configured()
+    assert (config.kv_ram, config.state, config.record, config.summarise) == (1 << 30, None, None, False)
+
+
+def test_options_of_state_are_handed_on(tmp_path) -> None:
+    config = configured("--state", str(tmp_path), "--record", str(tmp_path / "record"), "--summarise")
+    assert (config.state, config.record, config.summarise) == (tmp_path, tmp_path / "record", True)
+
+
+def test_npcs_outlive_a_killed_service_and_the_ready_line_counts_them(serve, connect, tmp_path) -> None:
+    state = str(tmp_path / "state")
+    first = serve("--state", state)
+    ready = first.line()
+    assert ready["npcs"] == 0
+    peer = connect(ready["endpoint"])
+    peer.ask("spawn", character="guard", npc="guard")
+    peer.ask("say", npc="guard", text="fake:say:Halt.")
+    first.process.kill()
+    first.wait()
+    ready = serve("--state", state).line()
+    assert ready["npcs"] == 1
+    lines = connect(ready["endpoint"]).ask("history", npc="guard")["lines"]
+    assert [line["text"] for line in lines] == ["fake:say:Halt.", "Halt."]
+
+
+def test_state_folder_in_use_ends_with_4_and_names_folder_and_process(serve, tmp_path) -> None:
+    first = serve("--state", str(tmp_path / "state"))
+    first.line()
+    second = serve("--state", str(tmp_path / "state"))
+    assert second.wait() == 4
+    assert f"{tmp_path / 'state'} is in use by process {first.process.pid}" in second.errors[-1]
 
 
 def test_token_is_asked_of_every_client(serve, connect) -> None:

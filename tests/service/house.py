@@ -58,7 +58,12 @@ class Peer:
         raise AssertionError(f"it never came; heard so far: {self.heard[-5:]}")
 
     def end_of(self, request: int) -> dict[str, Any]:
-        return self.until(lambda message: message.get("id") == request and message["type"] in ("done", "error"))
+        """The terminal message of a request, also when it came while another was waited for."""
+
+        def ends(message: dict[str, Any]) -> bool:
+            return message.get("id") == request and message["type"] in ("done", "error")
+
+        return next(filter(ends, self.heard), None) or self.until(ends)
 
     def ask(self, type: str, **fields: Any) -> dict[str, Any]:
         """A request and its terminal message."""

@@ -59,6 +59,9 @@ def test_say_streams_and_ends_in_one_done_whose_text_is_the_deltas(serve, connec
     assert done["usage"]["reply"] == len(done["text"])
     assert done["timing"]["total_ms"] >= done["timing"]["ttft_ms"] >= done["timing"]["queued_ms"] >= 0
     assert done["receipt"]["total"] == done["usage"]["prompt"]
+    assert (done["fallback"], done["usage"]["source"]) == (None, "none")
+    assert (done["timing"]["pauses"], done["timing"]["paused_ms"]) == (0, 0.0)
+    assert {done["receipt"][name] for name in ("reused", "prefilled", "source")} == {0, done["usage"]["prompt"], "none"}
     assert {message["kind"] for message in peer.heard if message["type"] == "delta"} == {"speech", "narration"}
     peer.ask("ping")
     assert sum(message.get("id") == say and message["type"] == "done" for message in peer.heard) == 1
@@ -86,6 +89,29 @@ def test_history_holds_what_was_said(serve, connect) -> None:
         {"speaker": "Ada", "text": "fake:say:Well met.", "is_npc": False},
         {"speaker": "Innkeeper", "text": "Well met.", "is_npc": True},
     ]
+
+
+def test_npc_goes_on_by_itself_when_nobody_speaks(serve, connect) -> None:
+    peer = connect(serve())
+    peer.ask("spawn", character="innkeeper")
+    done = peer.ask("say", npc="innkeeper")
+    assert (done["finish"], done["text"]) == ("end", "[base] I heard: .")
+    assert [(line["text"], line["is_npc"]) for line in peer.ask("history", npc="innkeeper")["lines"]] == [
+        ("Come in, come in.", True),
+        (done["text"], True),
+    ]
+
+
+def test_request_may_bound_prompt_and_reply_together(serve, connect) -> None:
+    peer = connect(serve())
+    peer.ask("spawn", character="guard")
+    for number in range(6):
+        peer.ask("say", npc="guard", text=f"fake:say:This is number {number} of the things that I shall not say again.")
+    free = peer.ask("say", npc="guard", text="fake:say:Well.")
+    bound = peer.ask("say", npc="guard", text="fake:say:Well.", max_kv=256)
+    assert free["usage"]["prompt"] > 256 >= bound["usage"]["prompt"] + bound["usage"]["reply"]
+    assert bound["receipt"]["cuts"]
+    assert bound["text"] == "Well."
 
 
 def test_two_npcs_of_one_character_share_no_line(serve, connect) -> None:
@@ -182,15 +208,16 @@ def test_fault_of_one_turn_is_its_error_and_leaves_no_trace(serve, connect) -> N
     assert peer.ask("say", npc="one", text="fake:say:Yes?")["text"] == "Yes?"
 
 
-def test_busy_npc_is_refused_and_its_turn_undisturbed(serve, connect) -> None:
+def test_busy_npc_is_refused_by_whoever_will_not_wait_and_its_turn_undisturbed(serve, connect) -> None:
     peer = connect(serve(engine={"fake_step_ms": 1}))
     peer.ask("spawn", character="guard")
     first = peer.send("say", npc="guard", text="fake:long", max_tokens=60)
-    second = peer.send("say", npc="guard", text="And another thing.")
+    second = peer.send("say", npc="guard", text="And another thing.", mid_reply="refuse")
     refusal = peer.end_of(second)
     assert refusal["code"] == "npc_busy"
+    assert refusal["retry_after_ms"] > 0
     assert peer.end_of(first)["finish"] == "length"
-    assert len(peer.ask("history", npc="guard")["lines"]) == 2
+    assert [line["text"] for line in peer.ask("history", npc="guard")["lines"]][0::2] == ["fake:long"]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 
 import pytest
+
+from personae.engine.batch import Order
+from personae.service.engine_host import EngineDied, Post
 
 QUICK = {"in_child": True, "restart_backoff_ms": (10, 20)}
 
@@ -51,6 +55,35 @@ def test_engine_that_keeps_dying_is_given_up_and_says_so(serve, connect) -> None
     assert [message["given_up"] for message in peer.heard if message.get("event") == "engine_lost"] == [False, True]
     assert peer.ask("say", npc="guard", text="Hello?")["code"] == "engine_failed"
     assert peer.ask("stats")["engine"]["state"] == "failed"
+
+
+class Stillborn:
+    """An engine that its model ends while it is loaded."""
+
+    pid = None
+
+    def __init__(self, post: Post) -> None:
+        post(EngineDied("it was ended by signal 6"))
+
+    def send(self, orders: Sequence[Order]) -> None:
+        pass
+
+    def close(self, grace_s: float) -> None:
+        pass
+
+
+def test_model_that_ends_the_engine_twice_as_it_is_loaded_is_given_up_by_name(serve, connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = serve(engine_restarts=100, **QUICK)
+    peer = connect(running)
+    peer.ask("spawn", character="guard")
+    monkeypatch.setattr(running.service._host, "_start", Stillborn)
+    assert peer.ask("say", npc="guard", text="fake:crash")["code"] == "engine_lost"
+    peer.until(lambda message: message.get("given_up") is True)
+    failure = peer.ask("say", npc="guard", text="Hello?")
+    assert failure["code"] == "engine_failed"
+    assert "the model 'fake' has ended the engine twice while it was being loaded" in failure["message"]
+    assert "signal 6" in failure["message"]
+    assert peer.ask("history", npc="guard")["lines"] == []
 
 
 def test_clients_hear_of_the_death_and_of_the_return(serve, connect) -> None:

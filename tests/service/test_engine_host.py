@@ -37,7 +37,7 @@ class Stage:
         self.engines: list[ScriptedEngine] = []
         self.wakes = 0
         self.at_ms = 0.0
-        self.host = EngineHost(self._start, self._wake, backoff_ms=(200, 500), restarts=restarts)
+        self.host = EngineHost(self._start, self._wake, backoff_ms=(200, 500), restarts=restarts, model="/models/x.gguf")
         self.host.start()
 
     def _start(self, post) -> ScriptedEngine:
@@ -54,6 +54,10 @@ class Stage:
     def die(self) -> None:
         self.engines[-1].closed = True
         assert self.report(EngineDied("aborted")) == [EngineDied("aborted")]
+
+    def live_and_die(self) -> None:
+        self.report(READY)
+        self.die()
 
     def turn_clock_to(self, at_ms: float) -> None:
         self.at_ms = at_ms
@@ -87,7 +91,7 @@ def test_pause_doubles_up_to_its_limit_while_deaths_come_quickly() -> None:
     stage = Stage(restarts=10)
     pauses = []
     for _ in range(4):
-        stage.die()
+        stage.live_and_die()
         pauses.append(stage.host.next_deadline_ms() - stage.at_ms)
         stage.turn_clock_to(stage.host.next_deadline_ms())
     assert pauses == [200, 400, 500, 500]
@@ -96,9 +100,9 @@ def test_pause_doubles_up_to_its_limit_while_deaths_come_quickly() -> None:
 def test_engine_that_keeps_dying_is_given_up() -> None:
     stage = Stage(restarts=2)
     for _ in range(2):
-        stage.die()
+        stage.live_and_die()
         stage.turn_clock_to(stage.host.next_deadline_ms())
-    stage.die()
+    stage.live_and_die()
     assert stage.host.state is EngineState.FAILED
     assert stage.host.last_reason == "aborted"
     assert stage.host.next_deadline_ms() is None
@@ -114,6 +118,50 @@ def test_death_after_a_long_life_starts_the_count_anew() -> None:
         stage.die()
         assert stage.host.state is EngineState.RESTING
         stage.turn_clock_to(stage.host.next_deadline_ms())
+
+
+def test_model_that_ends_the_engine_twice_while_it_is_loaded_is_given_up_by_name() -> None:
+    stage = Stage(restarts=5)
+    stage.live_and_die()
+    stage.turn_clock_to(stage.host.next_deadline_ms())
+    stage.die()
+    assert stage.host.state is EngineState.RESTING
+    stage.turn_clock_to(stage.host.next_deadline_ms())
+    stage.die()
+    assert stage.host.state is EngineState.FAILED
+    assert stage.host.next_deadline_ms() is None
+    assert stage.host.last_reason == "the model 'x.gguf' has ended the engine twice while it was being loaded; the last time aborted"
+
+
+def test_engine_that_was_ready_in_between_did_not_die_of_its_model_twice() -> None:
+    stage = Stage(restarts=5)
+    for _ in range(2):
+        stage.die()
+        stage.turn_clock_to(stage.host.next_deadline_ms())
+        stage.live_and_die()
+        assert stage.host.state is EngineState.RESTING
+        stage.turn_clock_to(stage.host.next_deadline_ms())
+
+
+def test_engine_that_was_ended_by_us_while_it_loaded_did_not_die_of_its_model() -> None:
+    stage = Stage(restarts=5)
+    for _ in range(3):
+        stage.host.restart()
+        list(stage.host.take(stage.at_ms))
+        assert stage.host.state is EngineState.RESTING
+        stage.turn_clock_to(stage.host.next_deadline_ms())
+
+
+def test_engine_that_cannot_be_spawned_says_nothing_of_its_model() -> None:
+    def refuse(post):
+        raise OSError("no memory")
+
+    host = EngineHost(refuse, lambda: None, backoff_ms=(200, 500), restarts=5, model="x.gguf")
+    host.start()
+    for _ in range(3):
+        list(host.take(0))
+        assert host.state is EngineState.RESTING
+        host.tick(1e9)
 
 
 def test_last_words_of_a_dead_engine_are_not_taken_for_the_next_one_s() -> None:

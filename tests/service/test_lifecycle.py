@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -13,11 +14,14 @@ import pytest
 from personae.config import ServiceConfig
 from personae.engine.settings import EngineSettings
 from personae.errors import AskedWrong, WorldFailed
+from personae.scheduler.events import TurnAsked
+from personae.service import sealed
 from personae.service.app import Service
 from personae.service.engine_thread import EngineThread
 from personae.service.memory import resident_bytes
 from personae.service.parent import watch_parent
-from tests.service.house import PATIENCE_MS
+from personae.service.recorder import Record
+from tests.service.house import PATIENCE_MS, Peer
 
 
 def test_ready_and_warm_are_two_lines(serve) -> None:
@@ -105,6 +109,123 @@ def test_engine_that_cannot_start_ends_the_service_with_its_reason() -> None:
     with pytest.raises(WorldFailed, match="no such program") as failure:
         service.run()
     assert failure.value.code == "engine_failed"
+
+
+# --- with a state folder ----------------------------------------------------------------------------------------------
+
+
+def told(peer: Peer, npc: str) -> list[str]:
+    return [line["text"] for line in peer.ask("history", npc=npc)["lines"]]
+
+
+def test_npcs_of_a_state_folder_are_there_before_the_first_client(serve, connect, tmp_path) -> None:
+    first = serve(state=tmp_path / "state")
+    assert first.lines.get(timeout=10)["npcs"] == 0
+    peer = connect(first)
+    for npc in ("one", "two", "three"):
+        peer.ask("spawn", character="guard", npc=npc)
+    peer.ask("say", npc="one", text="fake:say:Halt.")
+    peer.ask("observe", npcs=["two"], text="A door slams.")
+    peer.ask("despawn", npc="three")
+    first.stop()
+    second = serve(state=tmp_path / "state")
+    assert second.lines.get(timeout=10)["npcs"] == 2
+    peer = connect(second)
+    assert told(peer, "one") == ["fake:say:Halt.", "Halt."]
+    assert told(peer, "two") == ["A door slams."]
+    assert peer.ask("say", npc="one", text="fake:say:As I said.")["text"] == "As I said."
+    state = peer.ask("stats")["state"]
+    assert (state["npcs"], state["shelved"], state["last_failure"]) == (2, [], "")
+
+
+def test_what_is_said_while_the_service_drains_is_kept(serve, connect, tmp_path) -> None:
+    running = serve(state=tmp_path / "state", engine={"fake_step_ms": 2}, drain_ms=10_000)
+    peer = connect(running)
+    peer.ask("spawn", character="guard", npc="drained")
+    peer.ask("spawn", character="guard", npc="cancelled")
+    drained = peer.send("say", npc="drained", text="fake:long", max_tokens=30)
+    cancelled = peer.send("say", npc="cancelled", text="fake:long", max_tokens=2000)
+    peer.until(lambda message: message["type"] == "delta" and message["id"] == cancelled)
+    running.service.stop()
+    peer.until(lambda message: message.get("event") == "closing")
+    texts = {"drained": peer.end_of(drained)["text"]}
+    running.service.stop()
+    texts["cancelled"] = peer.end_of(cancelled)["text"]
+    running.thread.join(10)
+    peer = connect(serve(state=tmp_path / "state"))
+    for npc, text in texts.items():
+        assert told(peer, npc) == ["fake:long", text]
+
+
+def test_npc_whose_pack_is_gone_waits_for_it_on_disk(serve, connect, characters, tmp_path) -> None:
+    running = serve(state=tmp_path / "state")
+    peer = connect(running)
+    peer.ask("spawn", character="innkeeper", npc="keeper")
+    peer.ask("spawn", character="guard", npc="guard")
+    running.stop()
+    (characters / "innkeeper").rename(tmp_path / "away")
+    running = serve(state=tmp_path / "state")
+    peer = connect(running)
+    assert peer.ask("history", npc="keeper")["code"] == "unknown_npc"
+    (shelved,) = peer.ask("stats")["state"]["shelved"]
+    assert "innkeeper" in shelved["reason"]
+    running.stop()
+    (tmp_path / "away").rename(characters / "innkeeper")
+    assert told(connect(serve(state=tmp_path / "state")), "keeper") == ["Come in, come in."]
+
+
+def test_full_disk_silences_nobody_and_is_made_up_for_later(serve, connect, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = serve(state=tmp_path / "state")
+    peer = connect(running)
+    for npc in ("one", "two"):
+        peer.ask("spawn", character="guard", npc=npc)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "_put", full)
+        assert peer.ask("say", npc="one", text="fake:say:Still here.")["text"] == "Still here."
+        assert "No space left" in peer.ask("stats")["state"]["last_failure"]
+    peer.ask("say", npc="two", text="fake:say:Me too.")
+    running.stop()
+    peer = connect(serve(state=tmp_path / "state"))
+    assert told(peer, "one") == ["fake:say:Still here.", "Still here."]
+
+
+def test_second_service_on_a_state_folder_is_told_before_anything_is_loaded_and_gives_its_port_back(serve, tmp_path) -> None:
+    serve(state=tmp_path / "state").lines.get(timeout=10)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for _ in range(2):
+        with pytest.raises(AskedWrong) as refusal:
+            Service(ServiceConfig(EngineSettings(model="fake"), port=port, state=tmp_path / "state"))
+        assert refusal.value.code == "state_in_use"
+
+
+def test_witness_and_record_see_what_the_scheduler_sees(connect, characters, tmp_path) -> None:
+    class Listed:
+        def __init__(self) -> None:
+            self.events: list[Any] = []
+
+        def saw(self, event: Any, actions: Any) -> None:
+            self.events.append(event)
+
+    witness, settings = Listed(), EngineSettings(model="fake")
+    config = ServiceConfig(settings, characters, record=tmp_path / "record")
+    service = Service(config, start_engine=lambda post: EngineThread(settings, post), witness=witness)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    peer = connect(service.endpoint)
+    peer.ask("spawn", character="guard")
+    peer.ask("say", npc="guard", text="fake:say:Halt.")
+    service.stop()
+    thread.join(PATIENCE_MS / 1000)
+    assert [moment.event for moment in Record(tmp_path / "record").moments()] == witness.events
+    assert any(isinstance(event, TurnAsked) for event in witness.events)
+
+
+# --- with its parent ----------------------------------------------------------------------------------------------------
 
 
 def test_service_ends_when_its_parent_is_gone(serve) -> None:

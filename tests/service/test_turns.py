@@ -10,13 +10,14 @@ import pytest
 from personae.engine.fake import FakeVocabulary
 from personae.errors import AskedWrong
 from personae.packs.character import AdapterFile, Character
-from personae.prompt import PromptBuilder
+from personae.prompt import Line, PromptBuilder
 from personae.scheduler.actions import EndTurn, FailTurn, Speak
 from personae.service.npcs import Npc, Npcs
+from personae.service.roster import Roster
 from personae.service.sessions import Session
-from personae.service.turns import Turns, others_of
-from personae.types import AdapterKey, AdapterUse, FinishReason, Limits, Piece, Priority, TurnId, Usage
-from personae.wire.messages import Say
+from personae.service.turns import Turns, due_of, others_of
+from personae.types import AdapterKey, AdapterUse, Deadlines, FinishReason, KvSource, Limits, Piece, Priority, TurnId, Usage
+from personae.wire.messages import Heard, Say, Warm
 
 N_CTX = 512
 VOICE = AdapterFile(Path("/packs/guard/voice.gguf"), 0.5, AdapterKey("ab" * 32))
@@ -38,9 +39,15 @@ def session() -> Session:
 
 
 @pytest.fixture
-def turns() -> Turns:
+def roster() -> Roster:
+    """A test that wants another pack puts it here."""
+    return Roster({"guard": GUARD})
+
+
+@pytest.fixture
+def turns(roster) -> Turns:
     vocabulary = FakeVocabulary()
-    return Turns(vocabulary, PromptBuilder(vocabulary, n_ctx=N_CTX), n_ctx=N_CTX, seed=1)
+    return Turns(vocabulary, PromptBuilder(vocabulary, n_ctx=N_CTX), roster, n_ctx=N_CTX)
 
 
 def ended(turn: TurnId, finish: FinishReason = FinishReason.END, reply: bytes = b"") -> EndTurn:
@@ -48,32 +55,35 @@ def ended(turn: TurnId, finish: FinishReason = FinishReason.END, reply: bytes = 
 
 
 def test_the_next_prompt_begins_with_this_one_its_reply_and_its_tail(turns, npc, session) -> None:
-    asked = turns.ask(say(), npc, GUARD, session, 0.0)
+    asked = turns.ask(say(), npc, session, 0.0)
     turns.speak(Speak(asked.turn, (Piece("No."),)))
     turns.end(ended(asked.turn, reply=b"No."))
     known = asked.prompt + tuple(b"No.") + asked.tail
     assert asked.tail
-    again = turns.ask(say(id=8, text="Why?"), npc, GUARD, session, 0.0)
+    again = turns.ask(say(id=8, text="Why?"), npc, session, 0.0)
     assert again.prompt[: len(known)] == known
     assert bytes(token for token in again.prompt[len(known) :] if token < 256).startswith(b"Why?")
 
 
-def test_adapter_is_the_one_the_pack_has_when_the_turn_is_asked(turns, npc, session) -> None:
-    asked = turns.ask(say(), npc, GUARD, session, 0.0)
+def test_adapter_is_the_one_the_pack_has_when_the_turn_is_asked(turns, roster, npc, session) -> None:
+    asked = turns.ask(say(), npc, session, 0.0)
     assert (asked.adapter, asked.adapter_path) == (None, "")
     turns.end(ended(asked.turn))
-    changed = turns.ask(say(), npc, replace(GUARD, adapter=VOICE, name="Captain"), session, 0.0)
+    roster.characters["guard"] = replace(GUARD, adapter=VOICE, name="Captain")
+    changed = turns.ask(say(), npc, session, 0.0)
     assert changed.adapter == AdapterUse(VOICE.key, 0.5)
     assert changed.adapter_path == str(VOICE.path)
-    _, done = turns.end(ended(changed.turn))
+    (done,) = turns.end(ended(changed.turn)).messages
     assert done["adapter"] == VOICE.key
     assert npc.name == "Captain"
 
 
-def test_request_overrides_the_pack_and_the_pack_the_service(turns, npc, session) -> None:
-    pack = replace(GUARD, limits={"max_tokens": 30}, sampling={"temperature": 0.1, "top_k": 5}, stop=("##",))
-    asked = turns.ask(say(max_seconds=2.0, stop=["!"], sampling={"top_k": 9}, priority="ambient"), npc, pack, session, 0.0)
-    assert asked.limits == Limits(30, 2.0)
+def test_request_overrides_the_pack_and_the_pack_the_service(turns, roster, npc, session) -> None:
+    roster.characters["guard"] = replace(
+        GUARD, limits={"max_tokens": 30, "max_kv": 400}, sampling={"temperature": 0.1, "top_k": 5}, stop=("##",)
+    )
+    asked = turns.ask(say(max_seconds=2.0, stop=["!"], sampling={"top_k": 9}, priority="ambient"), npc, session, 0.0)
+    assert asked.limits == Limits(30, 2.0, 400)
     assert (asked.sampling.temperature, asked.sampling.top_k, asked.sampling.min_p) == (0.1, 9, 0.05)
     assert asked.rules.stop == ("##", "!")
     assert asked.rules.others == ("Tom",)
@@ -81,50 +91,188 @@ def test_request_overrides_the_pack_and_the_pack_the_service(turns, npc, session
 
 
 def test_long_reply_is_promised_half_of_the_context_at_the_most(turns, npc, session) -> None:
-    asked = turns.ask(say(max_tokens=4096), npc, GUARD, session, 0.0)
+    asked = turns.ask(say(max_tokens=4096), npc, session, 0.0)
     assert asked.limits.max_tokens == 4096
     assert len(asked.prompt) <= N_CTX // 2
 
 
 def test_refused_say_leaves_npc_and_session_as_they_were(turns, npc, session) -> None:
     with pytest.raises(AskedWrong) as refusal:
-        turns.ask(say(text="x" * 600), npc, GUARD, session, 0.0)
+        turns.ask(say(text="x" * 600), npc, session, 0.0)
     assert refusal.value.code == "text_too_long"
     assert (npc.turn, session.open, len(turns), session.last_say) == (None, {}, 0, 0)
 
 
 def test_text_is_the_pieces_joined_and_speech_leaves_narration_out(turns, npc, session) -> None:
-    turn = turns.ask(say(), npc, GUARD, session, 0.0).turn
+    turn = turns.ask(say(), npc, session, 0.0).turn
     turns.speak(Speak(turn, (Piece("*nods*", "narration"), Piece(" Aye."))))
     _, deltas = turns.speak(Speak(turn, (Piece(" Pass."),)))
     assert deltas == [{"type": "delta", "id": 7, "npc": "guard", "text": " Pass.", "kind": "speech"}]
-    _, done = turns.end(ended(turn, reply=b"*nods* Aye. Pass."))
+    (done,) = turns.end(ended(turn, reply=b"*nods* Aye. Pass.")).messages
     assert (done["text"], done["speech"]) == ("*nods* Aye. Pass.", "Aye. Pass.")
 
 
 def test_failed_turn_is_one_error_and_leaves_no_line(turns, npc, session) -> None:
-    turn = turns.ask(say(), npc, GUARD, session, 0.0).turn
+    turn = turns.ask(say(), npc, session, 0.0).turn
     turns.speak(Speak(turn, (Piece("Ha"),)))
-    _, error = turns.fail(FailTurn(turn, "engine_lost", "Gone.", "Again.", 300))
+    (error,) = turns.fail(FailTurn(turn, "engine_lost", "Gone.", "Again.", 300)).messages
     assert (error["id"], error["code"], error["retry_after_ms"]) == (7, "engine_lost", 300)
     assert (npc.lines, npc.turn, session.open) == ([], None, {})
+    assert npc.asked == 1  # a fault that chance has drawn must not be drawn again
     assert turns.end(ended(turn)) is None
     assert turns.fail(FailTurn(turn, "internal", "")) is None
 
 
 def test_turns_of_a_lost_connection_end_in_silence_and_still_count_as_heard(turns, npc, session) -> None:
-    turn = turns.ask(say(), npc, GUARD, session, 0.0).turn
+    turn = turns.ask(say(), npc, session, 0.0).turn
     turns.speak(Speak(turn, (Piece("Who goes"),)))
     assert turns.mute(session) == [turn]
     assert session.open == {}
     assert turns.speak(Speak(turn, (Piece(" there"),))) is None
-    assert turns.end(ended(turn, FinishReason.CANCELLED)) is None
+    assert turns.end(ended(turn, FinishReason.CANCELLED)).session is None
     assert [line.text for line in npc.lines] == ["Open the gate!", "Who goes"]
 
 
 def test_npc_may_not_speak_for_those_who_spoke_to_it_but_may_begin_with_its_own_name(turns, npc, session) -> None:
     for speaker in ("Ada", "Guard", "Ada"):
-        asked = turns.ask(say(speaker=speaker), npc, GUARD, session, 0.0)
+        asked = turns.ask(say(speaker=speaker), npc, session, 0.0)
         turns.speak(Speak(asked.turn, (Piece("Hm."),)))
         turns.end(ended(asked.turn, reply=b"Hm."))
     assert others_of(npc, npc.lines[0]) == ("Tom", "Ada")
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({}, Priority.PLAYER),
+        ({"speaker": "Tom"}, Priority.PLAYER),
+        ({"speaker": "Ada"}, Priority.SCENE),
+        ({"text": None}, Priority.AMBIENT),
+        ({"text": None, "priority": "player"}, Priority.PLAYER),
+    ],
+)
+def test_priority_is_by_who_speaks_unless_it_is_said(turns, npc, session, fields, priority) -> None:
+    assert turns.ask(say(**fields), npc, session, 0.0).priority is priority
+
+
+def test_limit_of_kv_bounds_prompt_and_reserve_together(turns, npc, session) -> None:
+    npc.lines = [Line("Tom", f"Line {number} of a long evening at the gate.", False) for number in range(12)]
+    asked = turns.ask(say(max_kv=200, max_tokens=50), npc, session, 0.0)
+    assert asked.limits.max_kv == 200
+    assert len(asked.prompt) + 50 <= 200
+
+
+def test_seed_is_the_npc_s_own_and_another_for_each_turn(turns, npc, session) -> None:
+    seeds = []
+    for _ in range(2):
+        expected = npc.turn_seed
+        asked = turns.ask(say(), npc, session, 0.0)
+        seeds.append(asked.sampling.seed)
+        assert seeds[-1] == expected
+        turns.end(ended(asked.turn))
+    assert seeds[0] != seeds[1]
+    assert npc.asked == 2
+    assert turns.ask(say(sampling={"seed": 5}), npc, session, 0.0).sampling.seed == 5
+
+
+def test_done_tells_where_the_kv_came_from_and_how_often_it_was_paused(turns, npc, session) -> None:
+    turn = turns.ask(say(), npc, session, 0.0).turn
+    usage = Usage(40, 30, 10, 5, KvSource.HOST)
+    (done,) = turns.end(EndTurn(turn, FinishReason.END, usage, (), 1.0, 2.0, 9.0, n_pauses=2, paused_ms=4.5)).messages
+    assert done["usage"] == {"prompt": 40, "reused": 30, "prefilled": 10, "reply": 5, "source": "host"}
+    assert (done["timing"]["pauses"], done["timing"]["paused_ms"]) == (2, 4.5)
+    assert [done["receipt"][name] for name in ("reused", "prefilled", "source")] == [30, 10, "host"]
+
+
+# --- deadlines ------------------------------------------------------------------------------------------------------------
+
+
+def test_missed_deadline_speaks_the_pack_s_next_line_and_remembers_it(turns, roster, npc, session) -> None:
+    roster.characters["guard"] = replace(GUARD, fallback=("One moment.", "Hm?"))
+    spoken = []
+    for said in ("", "I was", ""):
+        turn = turns.ask(say(deadline={"first_ms": 10}), npc, session, 0.0).turn
+        turns.speak(Speak(turn, (Piece(said),) if said else ()))
+        delta, done = turns.end(ended(turn, FinishReason.DEADLINE)).messages
+        assert done["text"] == said + delta["text"] == npc.lines[-1].text
+        assert (done["finish"], delta["kind"], done["speech"]) == ("deadline", "speech", done["text"])
+        spoken.append((delta["text"], done["fallback"]))
+    assert spoken == [("One moment.", "One moment."), (" Hm?", "Hm?"), ("One moment.", "One moment.")]
+
+
+def test_missed_deadline_without_a_line_for_it_ends_with_what_was_said(turns, npc, session) -> None:
+    turn = turns.ask(say(deadline={"end_ms": 10}), npc, session, 0.0).turn
+    turns.speak(Speak(turn, (Piece("I was"),)))
+    (done,) = turns.end(ended(turn, FinishReason.DEADLINE)).messages
+    assert (done["text"], done["fallback"], done["finish"]) == ("I was", None, "deadline")
+
+
+def test_first_of_deadlines_and_seconds_ends_a_turn_that_waits() -> None:
+    limits = Limits(max_seconds=2.0)
+    assert due_of(100.0, limits, Deadlines()) == (2100.0, FinishReason.TIME)
+    assert due_of(100.0, limits, Deadlines(500.0, 900.0)) == (600.0, FinishReason.DEADLINE)
+    assert due_of(100.0, limits, Deadlines(None, 2000.0)) == (2100.0, FinishReason.DEADLINE)
+    assert due_of(100.0, limits, Deadlines(None, 3000.0)) == (2100.0, FinishReason.TIME)
+
+
+# --- turns that wait --------------------------------------------------------------------------------------------------------
+
+
+def test_turn_that_waits_gets_its_prompt_and_seed_when_its_npc_is_free(turns, npc, session) -> None:
+    first = turns.ask(say(), npc, session, 0.0)
+    turns.wait(say(id=8, text="Why?"), npc, session, 5.0)
+    assert turns.next_up() is None
+    assert session.open == {7: 1, 8: 2}
+    turns.speak(Speak(first.turn, (Piece("No."),)))
+    turns.end(ended(first.turn, reply=b"No."))
+    asked = turns.begin(turns.next_up())
+    assert (asked.turn, asked.at_ms) == (2, 5.0)
+    assert asked.prompt[: len(first.prompt) + 3] == first.prompt + tuple(b"No.")
+    assert turns.next_up() is None
+
+
+def test_turn_that_waits_too_long_ends_as_its_limits_say(turns, npc, session) -> None:
+    turns.ask(say(), npc, session, 0.0)
+    turns.wait(say(id=8, max_seconds=1.0), npc, session, 500.0)
+    assert turns.next_deadline_ms() == 1500.0
+    assert turns.overdue(1499.0) == []
+    (end,) = turns.overdue(1500.0)
+    (done,) = turns.end(end).messages
+    assert (done["id"], done["finish"], done["text"], done["timing"]["total_ms"]) == (8, "time", "", 1000.0)
+    assert turns.next_deadline_ms() is None
+    assert npc.turn == 1
+
+
+def test_no_more_than_eight_wait_but_whoever_interrupts_goes_first(turns, npc, session) -> None:
+    first = turns.ask(say(), npc, session, 0.0)
+    for number in range(8):
+        turns.wait(say(id=8 + number), npc, session, 0.0)
+    with pytest.raises(AskedWrong) as refusal:
+        turns.wait(say(id=20), npc, session, 0.0)
+    assert refusal.value.code == "npc_busy"
+    assert 20 not in session.open
+    turns.wait(say(id=21), npc, session, 0.0, first=True)
+    turns.end(ended(first.turn, FinishReason.INTERRUPTED))
+    assert turns.next_up().request.id == 21
+
+
+# --- warm -------------------------------------------------------------------------------------------------------------------
+
+
+def test_warm_asks_for_what_the_next_prompt_begins_with_and_draws_nothing(turns, npc, session) -> None:
+    warm = turns.ask(Warm(id=7, npc="guard"), npc, session, 0.0)
+    assert (warm.draws, warm.priority, warm.tail, npc.asked) == (False, Priority.AMBIENT, (), 0)
+    ended_turn = turns.end(ended(warm.turn, FinishReason.WARM))
+    (done,) = ended_turn.messages
+    assert done.keys() == {"type", "id", "npc", "finish", "adapter", "usage", "timing", "receipt"}
+    assert (npc.lines, npc.turn, ended_turn.has_changed_npc) == ([], None, False)
+    assert turns.ask(say(id=8), npc, session, 0.0).prompt[: len(warm.prompt)] == warm.prompt
+
+
+def test_reply_of_which_a_part_was_heard_is_cut_when_it_ends(turns, npc, session) -> None:
+    turn = turns.ask(say(), npc, session, 0.0).turn
+    turns.speak(Speak(turn, (Piece("Halt! Who goes there?"),)))
+    turns[turn].heard = Heard(sentences=1)
+    (done,) = turns.end(ended(turn, FinishReason.INTERRUPTED)).messages
+    assert done["text"] == "Halt! Who goes there?"
+    assert [line.text for line in npc.lines] == ["Open the gate!", "Halt!"]

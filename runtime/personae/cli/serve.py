@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import logging
+import re
 import signal
 import sys
 from pathlib import Path
@@ -46,6 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("auto", "mixed", "grouped"), default="auto", help="how voices are decoded (default: auto)")
     parser.add_argument("--parent", type=_whole(1, 2**31 - 1), metavar="PID", help="exit when this process is gone")
     parser.add_argument("--step-ms", type=_whole(1, 10_000), default=100, help="what one step should take at most (default: %(default)s)")
+    parser.add_argument(
+        "--kv-ram",
+        type=_size,
+        default="1G",
+        metavar="SIZE",
+        help="memory for what NPCs without a slot have computed, as 512M or 2G; 0 computes it again (default: %(default)s)",
+    )
+    parser.add_argument("--state", type=Path, metavar="DIR", help="keep every NPC there, through a crash too (default: NPCs end with it)")
+    parser.add_argument("--summarise", action="store_true", help="what a context has no room for is summed up into the NPC's memories")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write down what the scheduler sees, for `personae replay`")
     parser.add_argument(
         "--heartbeat", type=_whole(10, 600_000), default=5_000, metavar="MS", help="clients speak this often (default: %(default)s)"
     )
@@ -91,6 +102,10 @@ def service_config(args: argparse.Namespace) -> ServiceConfig:
         port=args.port,
         token=args.token,
         step_ms=float(args.step_ms),
+        kv_ram=args.kv_ram,
+        state=args.state,
+        record=args.record,
+        summarise=args.summarise,
         heartbeat_ms=args.heartbeat,
         parent=args.parent,
     )
@@ -124,6 +139,14 @@ def _characters(given: Path | None) -> Path | None:
     if not given.is_dir():
         raise AskedWrong("bad_arguments", f"There is no folder {given}.", "--characters takes the folder that holds the packs.")
     return given.resolve()
+
+
+def _size(text: str) -> int:
+    """An argparse type: bytes, or with K, M or G times 1024, its square or its cube."""
+    match = re.fullmatch(r"([0-9]{1,15})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 512M or 2G")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
 def _whole(least: int, most: int) -> Any:

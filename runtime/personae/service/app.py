@@ -5,14 +5,15 @@
 Results come before frames: the engine idles until it has its next orders. The loop waits until the next thing is due and no longer, and
 never for the engine or a client.
 
-    begin    the port is taken first (a second instance learns it at once), then the engine loads the model
-    ready    it has, and vocabulary and packs are read: only now are frames; what clients sent before was kept for them
+    begin    the port is taken first, then the state folder (a second instance learns it at once), then the engine loads the model
+    ready    it has, and vocabulary, packs and kept NPCs are read: only now are frames; what clients sent before was kept for them
     warm     the first decode is paid for
     closing  asked to stop: nothing new begins, what is open may end, up to a few seconds; then it is cancelled
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -21,24 +22,33 @@ from typing import Any
 
 from personae import __version__
 from personae.config import ServiceConfig
+from personae.engine.backend import Vocabulary
 from personae.engine.batch import EngineReady, EngineWarm, Result
 from personae.engine.factory import make_vocabulary
 from personae.errors import AskedWrong, WorldFailed
 from personae.prompt import PromptBuilder
 from personae.scheduler.core import Scheduler
 from personae.scheduler.settings import SchedulerConfig
+from personae.service.archive import Archive
 from personae.service.conductor import Conductor
 from personae.service.engine_host import EngineDied, EngineHost, EngineProcess, EngineState, Post, StartEngine
+from personae.service.errands import Errands
+from personae.service.keeping import Keeping
 from personae.service.memory import resident_bytes
 from personae.service.npcs import Npcs
 from personae.service.outbox import Outbox
 from personae.service.parent import POLL_MS, watch_parent
+from personae.service.recall import recall
 from personae.service.reception import Reception
+from personae.service.recorder import Recorder
 from personae.service.roster import Roster
 from personae.service.sessions import Sessions
+from personae.service.state import NoKeeper, StateFolder
 from personae.service.statistics import engine_vitals, headline, model_facts, plain
+from personae.service.summaries import Summaries
 from personae.service.transport import Transport
 from personae.service.turns import Turns
+from personae.service.witness import NobodyWatches, Several, Witness
 from personae.types import ModelCard
 from personae.wire import PROTOCOL_VERSION, replies
 from personae.wire.codec import REQUEST_LIMITS
@@ -47,6 +57,7 @@ from personae.wire.messages import LIMITS
 log = logging.getLogger("personae.service")
 
 FRAMES_A_ROUND = 64  # then the engine is looked after again, whoever floods the socket
+ROUND_MS = 10.0  # or after so long, however much there is in a frame
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -59,21 +70,40 @@ def now_ms() -> float:
 class Service:
     """One service, from taking its port to giving it back. `stop` may be called from any thread, and from a signal handler."""
 
-    def __init__(self, config: ServiceConfig, *, announce: Announce = lambda line: None, start_engine: StartEngine | None = None) -> None:
-        """`announce` is given the ready line and the warm line. The port is taken here: WorldFailed `endpoint_taken`."""
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        announce: Announce = lambda line: None,
+        start_engine: StartEngine | None = None,
+        witness: Witness | None = None,
+    ) -> None:
+        """`announce` is given the ready line and the warm line; `witness` sees what the scheduler sees.
+
+        What can be had by one service only is taken here: WorldFailed `endpoint_taken`, AskedWrong `state_in_use`.
+        """
         self._config = config
         self._announce = announce
         self._is_gone = watch_parent(config.parent) if config.parent is not None else None
-        self._transport = Transport(config.host, config.port, token=config.token, max_frame=REQUEST_LIMITS.frame_bytes)
+        with contextlib.ExitStack() as taken:
+            self._transport = Transport(config.host, config.port, token=config.token, max_frame=REQUEST_LIMITS.frame_bytes)
+            taken.callback(self._transport.close)
+            self._state = StateFolder(config.state) if config.state is not None else None
+            if self._state is not None:
+                taken.callback(self._state.close)
+            self._witness = self._watched(witness, taken)
+            self._taken = taken.pop_all()
         self._host = EngineHost(
             start_engine or self._start_process,
             self._transport.wake,
             backoff_ms=config.restart_backoff_ms,
             restarts=config.engine_restarts,
+            model=config.engine.model,
         )
         self._sessions = Sessions(token=config.token, heartbeat_ms=config.heartbeat_ms, max_clients=config.max_clients)
         self._outbox = Outbox(self._transport, self._sessions)
-        self._npcs = Npcs(most=config.max_npcs, most_lines=config.max_history_lines)
+        self._npcs = Npcs(most=config.max_npcs, most_lines=config.max_history_lines, seed=config.seed)
+        self._errands = Errands()
         self._began_ms = now_ms()
         self._card: ModelCard | None = None  # None: no engine was ever ready
         self._stops = 0  # how often it was asked to stop; written by signal handlers, so only counted up
@@ -100,7 +130,7 @@ class Service:
                     self._round()
         finally:
             self._host.close()
-            self._transport.close()
+            self._taken.close()
 
     # --- beginning ------------------------------------------------------------------------------------------------------
 
@@ -123,25 +153,57 @@ class Service:
         vocabulary = make_vocabulary(self._config.engine.model)
         prompts = PromptBuilder(vocabulary, n_ctx=card.n_ctx)
         self._roster = Roster.load(self._config.characters, prompts)
-        self._turns = Turns(vocabulary, prompts, n_ctx=card.n_ctx, seed=self._config.seed)
-        self._conductor = Conductor(self._new_scheduler, self._host, self._turns, self._outbox)
-        self._reception = Reception(self, self._sessions, self._roster, self._npcs, self._turns, self._conductor, self._outbox)
+        self._turns = Turns(vocabulary, prompts, self._roster, n_ctx=card.n_ctx)
+        if self._state is not None:
+            recall(self._state, self._npcs, self._roster, card, vocabulary)
+        self._staff(card, vocabulary, prompts)
         self._conductor.report(EngineReady(card), now_ms())
         self._transport.open()
         self._announce(self._ready_line())
         self._hear_engine()  # what it reported meanwhile has had its wake-up
 
-    def _new_scheduler(self) -> Scheduler:
-        config, engine = self._config, self._config.engine
-        return Scheduler(
-            SchedulerConfig(
-                step_ms=config.step_ms,
-                prefill_chunk=engine.prefill_chunk,
-                max_adapters=engine.max_adapters,
-                max_waiting=config.max_queue,
-                restart_hint_ms=config.restart_backoff_ms[1],
-            )
+    def _staff(self, card: ModelCard, vocabulary: Vocabulary, prompts: PromptBuilder) -> None:
+        """Who answers requests, each with those it asks."""
+        keeping = Keeping(self._state or NoKeeper(), self._outbox)
+        self._conductor = Conductor(
+            self._new_scheduler,
+            self._host,
+            self._turns,
+            self._outbox,
+            roster=self._roster,
+            keeping=keeping,
+            errands=self._errands,
+            summaries=Summaries(prompts, self._npcs, self._turns, keeping) if self._config.summarise else None,
+            witness=self._witness,
         )
+        archive = Archive(
+            self._npcs, self._roster, self._conductor, self._errands, keeping, card=card, vocabulary=vocabulary, state=self._state
+        )
+        self._reception = Reception(
+            self, self._sessions, self._roster, self._npcs, self._turns, self._conductor, self._outbox, keeping, archive
+        )
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self._scheduler_config())
+
+    def _scheduler_config(self) -> SchedulerConfig:
+        config, engine = self._config, self._config.engine
+        return SchedulerConfig(
+            step_ms=config.step_ms,
+            prefill_chunk=engine.prefill_chunk,
+            max_adapters=engine.max_adapters,
+            max_waiting=config.max_queue,
+            kv_ram=config.kv_ram,
+            restart_hint_ms=config.restart_backoff_ms[1],
+        )
+
+    def _watched(self, witness: Witness | None, taken: contextlib.ExitStack) -> Witness:
+        """Whoever looks on, and the record where one is wanted."""
+        if self._config.record is None:
+            return witness or NobodyWatches()
+        recorder = Recorder(self._config.record, self._scheduler_config())
+        taken.callback(recorder.close)
+        return recorder if witness is None else Several(recorder, witness)
 
     def _start_process(self, post: Post) -> EngineProcess:
         return EngineProcess(self._config.engine, self._config.environment, post)
@@ -161,10 +223,13 @@ class Service:
 
     def _hear_clients(self) -> bool:
         """Whether all that was there has been read."""
-        n_frames = 0
+        n_frames, until_ms = 0, now_ms() + ROUND_MS
         for route, frame in self._transport.receive(FRAMES_A_ROUND):
             self._reception.take(route, frame, now_ms())
             n_frames += 1
+            if now_ms() >= until_ms:
+                n_frames = FRAMES_A_ROUND
+                break
         self._reception.forget_lost(now_ms())
         return n_frames < FRAMES_A_ROUND
 
@@ -206,8 +271,9 @@ class Service:
                     self._conductor.fail_open_turns(failure.code, failure.message, failure.hint)
 
     def _ready_line(self) -> dict[str, Any]:
+        """`npcs`: how many are there again; only where somebody asked that they be kept."""
         card = self._known_card()
-        return {
+        line: dict[str, Any] = {
             "event": "ready",
             "endpoint": self.endpoint,
             "pid": os.getpid(),
@@ -215,6 +281,7 @@ class Service:
             "model": card.name,
             "mode": card.mode.value,
         }
+        return line if self._state is None else {**line, "npcs": len(self._npcs)}
 
     # --- ending ---------------------------------------------------------------------------------------------------------
 
@@ -239,13 +306,15 @@ class Service:
     def _is_over(self) -> bool:
         if self._drained_ms is None:
             return False
-        if not len(self._turns):
+        if not len(self._turns) and not len(self._errands):
             return True
         if now_ms() < self._drained_ms:
             return False
         for turn in self._turns:
             self._conductor.cancel(turn.turn, now_ms())
         self._conductor.fail_open_turns("shutting_down", "The service is closing.", "Start it again.")
+        for session, message in self._errands.give_up("the service is closing"):
+            self._outbox.send(session, message)
         return True
 
     # --- what the reception asks ------------------------------------------------------------------------------------------
@@ -288,6 +357,7 @@ class Service:
             "sessions": [{"client": session.client, "open": len(session.open)} for session in self._sessions],
             "characters": len(self._roster.characters),
             "npcs": len(self._npcs),
+            "state": None if self._state is None else self._state.statistics(),
             "turns": len(self._turns),
             "totals": headline(scheduler),
             "scheduler": scheduler,

@@ -6,7 +6,7 @@ All that they learn is put into the inbox with the number of the life it came fr
 
     starting -> ready -> warm           as the engine reports
        \\________\\________\\-> resting -> starting      it died: again after a pause that doubles
-                              \\-> failed              it died too often too soon: given up
+                              \\-> failed              it died too often too soon, or twice in a row of its model: given up
 
 An engine hears the end of its standard input when the service dies, however that came about, and ends itself: no orphan.
 """
@@ -37,6 +37,7 @@ STEADY_MS = 20_000  # an engine that lived this long since it was ready did not 
 HANG_MS = 120_000  # one step: the longest prefill chunk on the slowest machine takes seconds
 GRACE_S = 2.0  # for an engine that was told to quit
 LAST_LINES = 20
+MOST_STILLBORN = 2  # in a row, while the model was being loaded: the next one would load the same file
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +84,20 @@ class EngineHost:
     `wake` is called after each post. `take` hands out what came from the engine that lives now, and sees to its restart.
     """
 
-    def __init__(self, start: StartEngine, wake: Callable[[], None], *, backoff_ms: tuple[int, int], restarts: int) -> None:
+    def __init__(
+        self, start: StartEngine, wake: Callable[[], None], *, backoff_ms: tuple[int, int], restarts: int, model: str = ""
+    ) -> None:
+        """`restarts`: quick deaths in a row that are forgiven. `model`: the file, for people."""
         self._start = start
         self._wake = wake
         self._first_pause_ms, self._longest_pause_ms = backoff_ms
         self._most_quick_deaths = restarts
+        self._model = os.path.basename(model)
         self._inbox: queue.SimpleQueue[tuple[int, Result | EngineDied]] = queue.SimpleQueue()
         self._engine: Engine | None = None
         self._life = 0
         self._quick_deaths = 0
+        self._stillborn = 0  # in a row
         self._ready_ms: float | None = None
         self._restart_ms: float | None = None
         self._step_sent_ms: float | None = None
@@ -183,7 +189,7 @@ class EngineHost:
             case StepDone():
                 self._step_sent_ms = None
             case EngineReady():
-                self.state, self._ready_ms = EngineState.READY, at_ms
+                self.state, self._ready_ms, self._stillborn = EngineState.READY, at_ms, 0
             case EngineWarm():
                 self.state = EngineState.WARM
             case EngineDied():
@@ -191,15 +197,33 @@ class EngineHost:
 
     def _bury(self, death: EngineDied, at_ms: float) -> None:
         log.error("the engine is gone: %s", death.reason)
+        self._stillborn += self._died_of_its_model
         engine, self._engine, self._step_sent_ms = self._engine, None, None
         if engine is not None:
             engine.close(0.0)  # gone already: lets go of its pipes
         self.last_reason = death.reason
         was_steady = self._ready_ms is not None and at_ms - self._ready_ms >= STEADY_MS
         self._quick_deaths = 0 if was_steady else self._quick_deaths + 1
-        if self._quick_deaths > self._most_quick_deaths:
-            self.state = EngineState.FAILED
-            return
+        if self._stillborn >= MOST_STILLBORN:
+            self.last_reason = (
+                f"the model {self._model!r} has ended the engine twice while it was being loaded; the last time {death.reason}"
+            )
+            self._give_up()
+        elif self._quick_deaths > self._most_quick_deaths:
+            self._give_up()
+        else:
+            self._rest(at_ms)
+
+    @property
+    def _died_of_its_model(self) -> bool:
+        """It began to live and was never ready, and it was not we who ended it."""
+        return self._engine is not None and self._ready_ms is None and not self._condemned
+
+    def _give_up(self) -> None:
+        log.error("the engine is given up: %s", self.last_reason)
+        self.state = EngineState.FAILED
+
+    def _rest(self, at_ms: float) -> None:
         self.state = EngineState.RESTING
         pause_ms = self._first_pause_ms * 2 ** max(0, self._quick_deaths - 1)
         self._restart_ms = at_ms + min(pause_ms, self._longest_pause_ms)

@@ -49,7 +49,7 @@ class EngineThread:
 
     def _work(self) -> None:
         backend = make_backend(self._settings)
-        loop = EngineLoop(backend, self._post, wake=lambda: self._orders.put(()))
+        loop = EngineLoop(backend, self._post, lambda: self._orders.put(()), self._settings.prefill_chunk)
         self._post(EngineReady(backend.card))
         started = time.perf_counter()
         backend.warm_up()

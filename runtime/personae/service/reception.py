@@ -1,7 +1,7 @@
-"""Decides what each request does, and that it is answered: frame in, exactly one terminal message out (a `say` gets its own later).
+"""Decides who sees to each request, and that it is answered: frame in, exactly one terminal message out (a `say` gets its own later).
 
-It knows no socket, process or thread. What it cannot do itself it asks of its neighbours: the conductor for turns, the house for everything
-that concerns the service as a whole.
+It knows no socket, process or thread. What it cannot do itself it asks of its neighbours: talk.py for turns, chronicle.py for what NPCs
+know, archive.py for saves, the house for everything that concerns the service as a whole.
 
 A frame that is no message ends its peer's session; a request that cannot be done ends in an error; a fault of ours ends in `internal`.
 Each costs that peer alone.
@@ -13,12 +13,15 @@ import logging
 from typing import Any, Protocol
 
 from personae.errors import AskedWrong, BrokeProtocol, OurBug, PersonaeError
-from personae.scheduler.events import NpcGone
+from personae.service.archive import Archive
+from personae.service.chronicle import Chronicle
 from personae.service.conductor import Conductor
-from personae.service.npcs import Npc, Npcs
+from personae.service.keeping import Keeping
+from personae.service.npcs import Npcs
 from personae.service.outbox import Outbox
 from personae.service.roster import Roster
 from personae.service.sessions import Session, Sessions
+from personae.service.talk import Talk
 from personae.service.turns import Turns
 from personae.wire import replies
 from personae.wire.codec import decode
@@ -28,19 +31,22 @@ from personae.wire.messages import (
     Despawn,
     Hello,
     History,
+    Memories,
+    Observe,
     Ping,
     Request,
+    Restore,
+    Save,
     Say,
     Shutdown,
     Spawn,
     Stats,
+    Warm,
     id_of,
     parse,
 )
 
 log = logging.getLogger("personae.service")
-
-MAX_OPEN_SAYS = 256  # of one client; the scheduler bounds the sum of all
 
 
 class House(Protocol):
@@ -61,7 +67,16 @@ class House(Protocol):
 
 class Reception:
     def __init__(
-        self, house: House, sessions: Sessions, roster: Roster, npcs: Npcs, turns: Turns, conductor: Conductor, outbox: Outbox
+        self,
+        house: House,
+        sessions: Sessions,
+        roster: Roster,
+        npcs: Npcs,
+        turns: Turns,
+        conductor: Conductor,
+        outbox: Outbox,
+        keeping: Keeping,
+        archive: Archive,
     ) -> None:
         self._house = house
         self._sessions = sessions
@@ -70,6 +85,10 @@ class Reception:
         self._turns = turns
         self._conductor = conductor
         self._outbox = outbox
+        self._keeping = keeping
+        self._archive = archive
+        self._talk = Talk(npcs, turns, conductor, keeping)
+        self._chronicle = Chronicle(npcs, keeping)
 
     def take(self, route: bytes, frame: bytes | None, at_ms: float) -> None:
         """One frame of one peer, answered. Raises nothing, whatever the frame."""
@@ -114,26 +133,42 @@ class Reception:
             raise BrokeProtocol(
                 "hello_first", f"Before {request.type} comes hello.", "A connection begins, and after a break begins again, with hello."
             )
-        elif isinstance(request, Say):
-            self._say(request, session, at_ms)
-        else:
-            self._outbox.send(session, replies.done(request.id, **self._answer(request, session, at_ms)))
+        elif (fields := self._answer(request, session, at_ms)) is not None:
+            self._outbox.send(session, replies.done(request.id, **fields))
             if isinstance(request, Shutdown):
                 self._house.stop()
 
-    def _answer(self, request: Request, session: Session, at_ms: float) -> dict[str, Any]:
+    def _answer(self, request: Request, session: Session, at_ms: float) -> dict[str, Any] | None:
+        """The fields of the `done`; None: it comes later."""
+        match request:
+            case Say() | Warm():
+                self._begin_turn(request, session, at_ms)
+                return None
+            case Cancel():
+                is_cancelled, n_cut = self._talk.cancel(request, session, at_ms)
+                return {"cancelled": is_cancelled, "cut": n_cut}
+            case Spawn():
+                return self._spawn(request)
+            case Despawn():
+                return self._despawn(request, at_ms)
+            case Observe():
+                return self._chronicle.observe(request)
+            case History():
+                return self._history(request, at_ms)
+            case Memories():
+                return self._chronicle.memories(request)
+            case Save():
+                return self._archive.save(request, session, at_ms)
+            case Restore():
+                self._house.check_open()
+                return self._archive.restore(request, session, at_ms)
+        return self._answer_for_all(request, at_ms)
+
+    def _answer_for_all(self, request: Request, at_ms: float) -> dict[str, Any]:
+        """What concerns no NPC."""
         match request:
             case Characters():
                 return self._characters()
-            case Spawn():
-                return self._spawn(request)
-            case Cancel():
-                return {"cancelled": self._cancel(request, session, at_ms)}
-            case History():
-                return _history(self._npcs[request.npc])
-            case Despawn():
-                self._conductor.handle(NpcGone(at_ms, self._npcs.despawn(request.npc).id))
-                return {"npc": request.npc}
             case Stats():
                 return self._house.statistics()
             case Ping():
@@ -145,7 +180,8 @@ class Reception:
     def _hello(self, hello: Hello, route: bytes, at_ms: float) -> None:
         session, is_moved = self._sessions.greet(hello, route, at_ms)
         if is_moved:  # what was open on the old connection ends untold: request ids were that connection's
-            for turn in self._turns.mute(session):
+            session.pending.clear()
+            for turn in reversed(self._turns.mute(session)):
                 self._conductor.cancel(turn, at_ms)
         log.info("client %s %s", session.client, "is back" if is_moved else "is here")  # a session's id is its key: not for logs
         self._outbox.send(session, replies.done(hello.id, session=session.id, **self._house.introduction()))
@@ -166,6 +202,7 @@ class Reception:
         self._house.check_open()
         character = self._roster[spawn.character]
         npc = self._npcs.spawn(character, spawn.npc, spawn.player)
+        self._keeping.keep(npc)
         return {
             "npc": npc.id,
             "character": npc.character,
@@ -174,30 +211,29 @@ class Reception:
             "adapter": npc.adapter,
         }
 
-    def _say(self, say: Say, session: Session, at_ms: float) -> None:
-        self._house.check_open()
-        if len(session.open) >= MAX_OPEN_SAYS:
-            raise AskedWrong("busy", f"{len(session.open)} of this client's turns are open.", "Wait for some to end.", retry_after_ms=1000)
-        npc = self._npcs[say.npc]
-        self._conductor.handle(self._turns.ask(say, npc, self._roster[npc.character], session, at_ms))
+    def _despawn(self, despawn: Despawn, at_ms: float) -> dict[str, Any]:
+        npc = self._npcs[despawn.npc]
+        self._conductor.dismiss(npc, at_ms)
+        self._npcs.despawn(npc.id)
+        self._keeping.forget(npc.id)
+        return {"npc": npc.id}
 
-    def _cancel(self, cancel: Cancel, session: Session, at_ms: float) -> bool:
-        """Whether there was something to cancel. A say that has ended meanwhile is no error: the two crossed on the way."""
-        turn = session.open.get(cancel.turn) if cancel.turn is not None else self._npcs[str(cancel.npc)].turn
-        if turn is not None:
-            self._conductor.cancel(turn, at_ms)
-        elif cancel.turn is not None and cancel.turn > session.last_say:
-            raise AskedWrong("unknown_turn", f"This session has asked no say {cancel.turn}.", "Give the id of the say.")
-        return turn is not None
+    def _begin_turn(self, request: Say | Warm, session: Session, at_ms: float) -> None:
+        self._house.check_open()
+        if isinstance(request, Say):
+            self._talk.say(request, session, at_ms)
+        else:
+            self._talk.warm(request, session, at_ms)
+
+    def _history(self, history: History, at_ms: float) -> dict[str, Any]:
+        if history.is_change:
+            self._talk.give_way(self._npcs[history.npc], at_ms)
+        return self._chronicle.history(history)
 
 
 def _free_id(message: dict[str, Any], session: Session | None) -> int:
     """The id that the answer goes to. One that an open say uses is refused: nobody could say which of the two an answer ends."""
     request_id = id_of(message)
-    if session is not None and request_id in session.open:
-        raise AskedWrong("bad_message", f"The id {request_id} belongs to a say that is still open.", "Number requests upwards.")
+    if session is not None and (request_id in session.open or request_id in session.pending):
+        raise AskedWrong("bad_message", f"The id {request_id} belongs to a request that is still open.", "Number requests upwards.")
     return request_id
-
-
-def _history(npc: Npc) -> dict[str, Any]:
-    return {"npc": npc.id, "lines": [{"speaker": line.speaker, "text": line.text, "is_npc": line.is_npc} for line in npc.lines]}

@@ -5,7 +5,7 @@ It knows no NPC. A pack that fails is a problem to be listed, never a reason not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from personae.errors import AskedWrong, PersonaeError
 from personae.packs.character import Character, PackProblem
 from personae.packs.loader import load_cast
 from personae.prompt import Persona, PromptBuilder
+from personae.types import AdapterKey
 
 
 @dataclass(slots=True)
@@ -41,9 +42,13 @@ class Roster:
     def __iter__(self) -> Iterator[Character]:
         return iter(self.characters.values())
 
+    def users_of(self, key: AdapterKey) -> list[str]:
+        """The ids of the characters that speak with this adapter."""
+        return sorted(character.id for character in self if character.adapter and character.adapter.key == key)
+
     def _check(self, character: Character, builder: PromptBuilder) -> None:
         try:
-            builder.check(persona_of(character))
+            builder.check(persona_of(character), room=character.limits.get("max_kv"))
         except PersonaeError as refusal:
             del self.characters[character.id]
             problem = PackProblem(character.id, "", "persona", refusal.message, refusal.hint)
@@ -56,5 +61,5 @@ class Roster:
         return f"Known are {', '.join(sorted(self.characters)) or 'none'}."
 
 
-def persona_of(character: Character) -> Persona:
-    return Persona(character.name, character.persona, character.style, character.examples)
+def persona_of(character: Character, memories: Sequence[str] = ()) -> Persona:
+    return Persona(character.name, character.persona, character.style, character.examples, character.lore, memories)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from personae.errors import AskedWrong, BrokeProtocol
-from personae.types import TurnId
+from personae.types import NpcId, TurnId
 from personae.wire import PROTOCOL_VERSION
 from personae.wire.messages import Hello
 
 SILENT_HEARTBEATS = 3
+MOST_SPOKEN = 256  # a client that says how much was heard of an older reply than that is answered that there is nothing to cut
 
 
 @dataclass(slots=True, eq=False)
@@ -27,9 +29,16 @@ class Session:
     client: str
     route: bytes
     heard_ms: float
-    open: dict[int, TurnId] = field(default_factory=dict)  # request id of each open say -> its turn
+    open: dict[int, TurnId] = field(default_factory=dict)  # request id of each open say or warm -> its turn
+    pending: set[int] = field(default_factory=set)  # request ids of other requests whose answer is still to come
+    spoken: OrderedDict[int, tuple[NpcId, TurnId]] = field(default_factory=OrderedDict)  # of the newest says that have ended
     is_lost: bool = False  # a frame could not be sent: nothing more is, and the session is about to be forgotten
     last_say: int = 0  # the highest request id of a say so far: tells an ended turn from one that never was
+
+    def note_spoken(self, request: int, npc: NpcId, turn: TurnId) -> None:
+        self.spoken[request] = npc, turn
+        while len(self.spoken) > MOST_SPOKEN:
+            self.spoken.popitem(last=False)
 
 
 class Sessions:

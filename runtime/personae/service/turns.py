@@ -1,69 +1,68 @@
-"""Decides what becomes of a `say`: which prompt, adapter and settings its turn gets, and what its client hears of it.
+"""Decides what becomes of a `say` or a `warm`: which prompt, adapter and settings its turn gets, and what its client hears of it.
 
 It knows no socket and no scheduler: it makes the scheduler's event of a request, and the client's messages of the scheduler's answers.
 
 Rules that always hold
-- A turn is in the book from the moment it is asked until its one `done` or `error`; the NPC and the session point at it just as long.
-- Nothing of the request is kept but what the end needs. A refusal leaves book, NPC and session as they were.
+- A turn is in the book from the moment it is asked until its one `done` or `error`; the session points at it just as long. The NPC points
+  at it while it is the scheduler's; before that it waits in the NPC's queue.
+- A turn that waits gets its prompt when its time comes: it answers what the NPC has heard by then.
+- A refusal leaves book, NPC and session as they were.
 """
 
 from __future__ import annotations
 
-import random
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from personae.engine.backend import Vocabulary
-from personae.errors import AskedWrong, PersonaeError
+from personae.errors import PersonaeError
 from personae.packs.character import Character
 from personae.prompt import Line, Prompt, PromptBuilder
 from personae.scheduler.actions import EndTurn, FailTurn, Speak
 from personae.scheduler.events import TurnAsked
+from personae.service.manners import Queues, npc_busy, priority_of
 from personae.service.npcs import Npc
-from personae.service.roster import persona_of
+from personae.service.open_turn import OpenTurn, done_of
+from personae.service.roster import Roster, persona_of
 from personae.service.sessions import Session
-from personae.types import AdapterUse, Limits, Priority, ReplyRules, SamplingParams, TurnId
+from personae.types import AdapterUse, Deadlines, FinishReason, Limits, Priority, ReplyRules, SamplingParams, TurnId, Usage
 from personae.wire import replies
-from personae.wire.messages import Say
-
-MAX_SEED = 2**32 - 2  # 2^32 - 1 asks llama.cpp for a random one
+from personae.wire.messages import Say, Warm
 
 
-@dataclass(slots=True, eq=False)
-class OpenTurn:
-    """What the end of a turn needs to know of its beginning."""
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All that a turn is to be, before anything is changed."""
 
-    turn: TurnId
-    request: int  # the id of the say
-    session: Session
+    character: Character
+    line: Line | None
+    limits: Limits
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A turn that is out of the book, and what its client is to be told: nobody when `session` is None."""
+
     npc: Npc
-    heard: Line
-    adapter: str | None
-    seed: int
-    receipt: dict[str, Any]
-    is_muted: bool = False  # its connection is gone, and the session has another
-    pieces: list[tuple[str, str]] = field(default_factory=list)  # text, kind: sent so far
-
-    @property
-    def text(self) -> str:
-        return "".join(text for text, _ in self.pieces)
-
-    @property
-    def speech(self) -> str:
-        """What is to be voiced: narration left out."""
-        return "".join(text for text, kind in self.pieces if kind == "speech").strip()
+    session: Session | None
+    messages: list[dict[str, Any]]
+    has_changed_npc: bool
 
 
 class Turns:
     """The book of open turns."""
 
-    def __init__(self, vocabulary: Vocabulary, prompts: PromptBuilder, *, n_ctx: int, seed: int | None) -> None:
+    def __init__(self, vocabulary: Vocabulary, prompts: PromptBuilder, roster: Roster, *, n_ctx: int) -> None:
         self._vocabulary = vocabulary
         self._prompts = prompts
-        self._most_reserved = n_ctx // 2  # a longer reply is not promised its room: it ends where the context does
-        self._random = random.Random(seed)
+        self._roster = roster
+        self._n_ctx = n_ctx
         self._open: dict[TurnId, OpenTurn] = {}
+        self._queues: Queues[OpenTurn] = Queues()
+        self._freed: deque[Npc] = deque()
         self._asked = 0
 
     def __len__(self) -> int:
@@ -72,35 +71,127 @@ class Turns:
     def __iter__(self) -> Iterator[OpenTurn]:
         return iter(tuple(self._open.values()))
 
-    def ask(self, say: Say, npc: Npc, character: Character, session: Session, at_ms: float) -> TurnAsked:
-        """Open a turn. AskedWrong when the NPC is busy or the prompt cannot be made."""
-        if npc.turn is not None:
-            raise AskedWrong("npc_busy", f"{npc.id!r} is still speaking.", "Cancel that turn, or wait for its end.", retry_after_ms=500)
-        heard = Line(say.speaker or npc.player, say.text, False)
-        limits, sampling = limits_of(say, character), self._sampling(say, character)
-        prompt = self._prompt(npc, character, heard, limits)
-        use = AdapterUse(character.adapter.key, character.adapter.scale) if character.adapter else None
+    def __getitem__(self, turn: TurnId) -> OpenTurn:
+        return self._open[turn]
+
+    def next_number(self) -> TurnId:
+        """A turn of the service's own may be none of this book; its number is still its alone."""
         self._asked += 1
-        turn = TurnId(self._asked)
-        self._open[turn] = OpenTurn(
-            turn, say.id, session, npc, heard, use.key if use else None, sampling.seed or 0, prompt.receipt.to_wire()
-        )
-        session.open[say.id] = turn
-        session.last_say = max(session.last_say, say.id)
-        npc.turn, npc.adapter, npc.name = turn, use.key if use else None, character.name
+        return TurnId(self._asked)
+
+    # --- beginning --------------------------------------------------------------------------------------------------------
+
+    def check(self, request: Say | Warm, npc: Npc) -> None:
+        """AskedWrong when no turn can be made of it, as far as can be told now."""
+        self._plan(request, npc)
+
+    def ask(self, request: Say | Warm, npc: Npc, session: Session, at_ms: float) -> TurnAsked:
+        """Open a turn of an NPC that is free. AskedWrong when the prompt cannot be made."""
+        if npc.turn is not None:
+            raise npc_busy(npc.id, "speaking")
+        plan = self._plan(request, npc)
+        return self._begin(self._enter(request, npc, session, at_ms, plan), plan)
+
+    def wait(self, request: Say, npc: Npc, session: Session, at_ms: float, *, first: bool = False) -> OpenTurn:
+        """Open a turn of an NPC that is speaking. AskedWrong as `ask`, and `npc_busy` when too many wait."""
+        if not first:
+            self._queues.check_room(npc.id)
+        turn = self._enter(request, npc, session, at_ms, self._plan(request, npc))
+        turn.cuts_last = request.heard is not None
+        self._queues.join(turn, first=first)
+        return turn
+
+    def next_up(self) -> OpenTurn | None:
+        """A turn that waited and whose NPC has come free: it waits no longer, and is to be begun."""
+        while self._freed:
+            npc = self._freed.popleft()
+            if npc.turn is None and (turn := self._queues.take(npc.id)) is not None:
+                return turn
+        return None
+
+    def begin(self, turn: OpenTurn) -> TurnAsked:
+        """The turn that was next. AskedWrong when its prompt cannot be made any more."""
+        if turn.cuts_last and isinstance(turn.request, Say) and turn.request.heard is not None:
+            turn.npc.cut_last(turn.request.heard)
+        return self._begin(turn, self._plan(turn.request, turn.npc))
+
+    def is_waiting(self, turn: TurnId) -> bool:
+        return turn in self._open and self._open[turn] in self._queues
+
+    def waiting_for(self, npc: Npc) -> tuple[OpenTurn, ...]:
+        return self._queues.of(npc.id)
+
+    def is_quiet(self, npc: Npc) -> bool:
+        """Whether nothing of it is open."""
+        return npc.turn is None and not self._queues.of(npc.id)
+
+    def overdue(self, at_ms: float) -> list[EndTurn]:
+        """How turns end that have waited too long, whatever the scheduler and the engine do."""
+        return [self.end_of_waiting(turn, turn.due[1], at_ms) for turn in self._queues.overdue(at_ms)]
+
+    def end_of_waiting(self, turn: OpenTurn, finish: FinishReason, at_ms: float) -> EndTurn:
+        waited_ms = at_ms - turn.asked_ms
+        return EndTurn(turn.turn, finish, Usage(), (), waited_ms, -1.0, waited_ms)
+
+    def next_deadline_ms(self) -> float | None:
+        return self._queues.next_deadline_ms()
+
+    def _enter(self, request: Say | Warm, npc: Npc, session: Session, at_ms: float, plan: _Plan) -> OpenTurn:
+        number = self.next_number()
+        turn = OpenTurn(number, request, session, npc, at_ms, due_of(at_ms, plan.limits, deadlines_of(request)), plan.line)
+        self._open[number] = turn
+        session.open[request.id] = number
+        session.last_say = max(session.last_say, request.id)
+        return turn
+
+    def _begin(self, turn: OpenTurn, plan: _Plan) -> TurnAsked:
+        npc, request, character, prompt = turn.npc, turn.request, plan.character, plan.prompt
+        use = AdapterUse(character.adapter.key, character.adapter.scale) if character.adapter else None
+        sampling = self._sampling(request, character, npc)
+        npc.begin(turn.turn)
+        npc.adapter, npc.name = use.key if use else None, character.name
+        npc.asked += not turn.is_warm
+        turn.adapter, turn.seed = npc.adapter, sampling.seed or 0
+        turn.receipt, turn.n_cut_lines = prompt.receipt.to_wire(), prompt.n_cut_lines
         return TurnAsked(
-            at_ms,
-            turn,
+            turn.asked_ms,
+            turn.turn,
             npc.id,
             prompt.tokens,
             use,
             str(character.adapter.path) if character.adapter else "",
             sampling,
-            ReplyRules((*self._prompts.stops, *character.stop, *(say.stop or ())), others_of(npc, heard)),
-            limits,
-            say.priority or Priority.PLAYER,
-            prompt.tail,
+            self._rules(request, character, npc, plan.line),
+            plan.limits,
+            priority_of(request, npc.player) if isinstance(request, Say) else request.priority or Priority.AMBIENT,
+            () if turn.is_warm else prompt.tail,
+            deadlines_of(request),
+            draws=not turn.is_warm,
         )
+
+    def _plan(self, request: Say | Warm, npc: Npc) -> _Plan:
+        character = self._roster[npc.character]
+        limits, persona = limits_of(request, character), persona_of(character, npc.memories)
+        room = min(limits.max_kv or self._n_ctx, self._n_ctx)
+        reserve = min(limits.max_tokens, room // 2)  # a longer reply is not promised its room: it ends where the context does
+        if isinstance(request, Warm):
+            return _Plan(character, None, limits, self._prompts.head(persona, npc.lines, reserve, room=room))
+        line = None if request.text is None else Line(request.speaker or npc.player, request.text, False)
+        lines = npc.lines if line is None else [*npc.lines, line]
+        return _Plan(character, line, limits, self._prompts.build(persona, lines, reserve, room=room))
+
+    def _sampling(self, request: Say | Warm, character: Character, npc: Npc) -> SamplingParams:
+        sampling = replace(SamplingParams(), **character.sampling)
+        if isinstance(request, Say) and request.sampling is not None:
+            sampling = request.sampling.apply_to(sampling)
+        return sampling if sampling.seed is not None else replace(sampling, seed=npc.turn_seed)
+
+    def _rules(self, request: Say | Warm, character: Character, npc: Npc, line: Line | None) -> ReplyRules:
+        if isinstance(request, Warm):
+            return ReplyRules()
+        return ReplyRules((*self._prompts.stops, *character.stop, *(request.stop or ())), others_of(npc, line))
+
+    # --- what comes of it -------------------------------------------------------------------------------------------------
 
     def speak(self, action: Speak) -> tuple[Session, list[dict[str, Any]]] | None:
         """The deltas of a turn, None when it is not open."""
@@ -108,37 +199,27 @@ class Turns:
         if turn is None or turn.is_muted:
             return None
         turn.pieces += ((piece.text, piece.kind) for piece in action.pieces)
-        return turn.session, [replies.delta(turn.request, turn.npc.id, piece.text, piece.kind) for piece in action.pieces if piece.text]
+        return turn.session, [replies.delta(turn.request.id, turn.npc.id, piece.text, piece.kind) for piece in action.pieces if piece.text]
 
-    def end(self, action: EndTurn) -> tuple[Session, dict[str, Any]] | None:
-        """The turn ended as turns do: history is written, and its `done` is due."""
-        turn = self._close(action.turn)
+    def end(self, action: EndTurn) -> Ended | None:
+        """The turn ended as turns do: history is written, and its `done` is due. None when it is not open."""
+        turn = self._open.get(action.turn)
         if turn is None:
             return None
-        turn.npc.commit(turn.heard, turn.text, action.finish, action.reply, self._vocabulary)
-        if turn.is_muted:
-            return None
-        usage = action.usage
-        return turn.session, replies.done(
-            turn.request,
-            npc=turn.npc.id,
-            text=turn.text,
-            speech=turn.speech,
-            finish=action.finish.value,
-            adapter=turn.adapter,
-            seed=turn.seed,
-            usage={"prompt": usage.prompt, "reused": usage.reused, "prefilled": usage.prefilled, "reply": usage.reply},
-            timing={"queued_ms": action.queued_ms, "ttft_ms": action.ttft_ms, "total_ms": action.total_ms},
-            receipt=turn.receipt,
-        )
+        fallback = self._fall_back(turn) if action.finish is FinishReason.DEADLINE else None
+        messages = [] if fallback is None else [replies.delta(turn.request.id, turn.npc.id, turn.pieces[-1][0])]
+        if not turn.is_warm:
+            self._commit(turn, action)
+        messages.append(done_of(turn, action, fallback))
+        return self._close(turn, messages, has_changed_npc=not turn.is_warm)
 
-    def fail(self, action: FailTurn) -> tuple[Session, dict[str, Any]] | None:
-        """The turn could not be done: history stays as it was."""
-        turn = self._close(action.turn)
-        if turn is None or turn.is_muted:
+    def fail(self, action: FailTurn) -> Ended | None:
+        """The turn could not be done: history stays as it was, and the luck of this turn is used up."""
+        turn = self._open.get(action.turn)
+        if turn is None:
             return None
         failure = PersonaeError(action.code, action.message, action.hint, retry_after_ms=action.retry_after_ms)
-        return turn.session, replies.error(turn.request, failure)
+        return self._close(turn, [replies.error(turn.request.id, failure)], has_changed_npc=turn.is_begun and not turn.is_warm)
 
     def mute(self, session: Session) -> list[TurnId]:
         """The session's open turns, which from now on are nobody's: its ids are free for the new connection."""
@@ -148,32 +229,61 @@ class Turns:
             self._open[turn].is_muted = True
         return muted
 
-    def _close(self, turn_id: TurnId) -> OpenTurn | None:
-        turn = self._open.pop(turn_id, None)
-        if turn is not None:
-            turn.npc.turn = None
-            if not turn.is_muted:
-                del turn.session.open[turn.request]
-        return turn
+    def _commit(self, turn: OpenTurn, action: EndTurn) -> None:
+        npc, text = turn.npc, turn.heard_text
+        if turn.is_begun:
+            npc.unseen = turn.n_cut_lines
+        drawn = action.reply if text == turn.text else ()
+        npc.commit(turn.turn, turn.line, text, action.finish, drawn, self._vocabulary)
+        turn.session.note_spoken(turn.request.id, npc.id, turn.turn)
 
-    def _prompt(self, npc: Npc, character: Character, heard: Line, limits: Limits) -> Prompt:
-        reserve = min(limits.max_tokens, self._most_reserved)
-        return self._prompts.build(persona_of(character), [*npc.lines, heard], reserve)
+    def _fall_back(self, turn: OpenTurn) -> str | None:
+        """Speak the pack's next line of those for replies that come too late; None: it has none, or nobody is there to hear it."""
+        character = self._roster.characters.get(turn.npc.character)
+        if turn.is_warm or turn.is_muted or character is None or not character.fallback:
+            return None
+        line = character.fallback[turn.npc.n_fallbacks % len(character.fallback)]
+        turn.npc.n_fallbacks += 1
+        turn.pieces.append((f" {line}" if turn.text else line, "speech"))
+        return line
 
-    def _sampling(self, say: Say, character: Character) -> SamplingParams:
-        sampling = replace(SamplingParams(), **character.sampling)
-        if say.sampling is not None:
-            sampling = say.sampling.apply_to(sampling)
-        return sampling if sampling.seed is not None else replace(sampling, seed=self._random.randint(0, MAX_SEED))
+    def _close(self, turn: OpenTurn, messages: list[dict[str, Any]], *, has_changed_npc: bool) -> Ended:
+        del self._open[turn.turn]
+        self._queues.leave(turn)
+        if turn.is_begun:
+            turn.npc.settle()
+        self._freed.append(turn.npc)
+        if turn.is_muted:
+            return Ended(turn.npc, None, [], has_changed_npc)
+        del turn.session.open[turn.request.id]
+        return Ended(turn.npc, turn.session, messages, has_changed_npc)
 
 
-def limits_of(say: Say, character: Character) -> Limits:
+def limits_of(request: Say | Warm, character: Character) -> Limits:
     """The request's own, else the pack's, else the service's."""
     usual = replace(Limits(), **character.limits)
-    return Limits(say.max_tokens or usual.max_tokens, say.max_seconds or usual.max_seconds)
+    if isinstance(request, Warm):
+        return usual
+    return Limits(request.max_tokens or usual.max_tokens, request.max_seconds or usual.max_seconds, request.max_kv or usual.max_kv)
 
 
-def others_of(npc: Npc, heard: Line) -> tuple[str, ...]:
+def deadlines_of(request: Say | Warm) -> Deadlines:
+    if isinstance(request, Warm) or request.deadline is None:
+        return Deadlines()
+    return Deadlines(request.deadline.first_ms, request.deadline.end_ms)
+
+
+def due_of(asked_ms: float, limits: Limits, deadlines: Deadlines) -> tuple[float, FinishReason]:
+    """When a turn without a word is over, and how. A promise that is missed at the same instant counts as missed."""
+    promised = [ms for ms in (deadlines.first_ms, deadlines.end_ms) if ms is not None]
+    longest_ms = limits.max_seconds * 1000.0
+    if promised and min(promised) <= longest_ms:
+        return asked_ms + min(promised), FinishReason.DEADLINE
+    return asked_ms + longest_ms, FinishReason.TIME
+
+
+def others_of(npc: Npc, heard: Line | None) -> tuple[str, ...]:
     """Whoever spoke to this NPC: it must not speak for them. Once each; never its own name, which it may well begin with."""
-    speakers = [npc.player, heard.speaker, *(line.speaker for line in npc.lines if not line.is_npc)]
-    return tuple(speaker for speaker in dict.fromkeys(speakers) if speaker != npc.name)
+    lines = npc.lines if heard is None else [heard, *npc.lines]
+    speakers = [npc.player, *(line.speaker for line in lines if not line.is_npc)]
+    return tuple(speaker for speaker in dict.fromkeys(speakers) if speaker and speaker != npc.name)
