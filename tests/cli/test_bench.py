@@ -111,6 +111,28 @@ def test_adapter_comes_and_goes_while_others_speak(bench: Bench) -> None:
     assert result["bytes_ratio"] == pytest.approx(result["bytes_resident"] / result["bytes_file"], rel=1e-3)
 
 
+def test_crowd_tells_what_a_player_waits_and_who_waits_for_whom(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("personae.cli.bench.crowd.MOST_TRIES", 1)
+    result = bench("crowd", "--slots", "2", "--rank", "2", "--rounds", "1", "--tokens", "200", "--pour-s", "1")
+    assert all(
+        result[name] > 0 for name in ("ttft_ratio_2_over_0", "ttft_ratio_2_over_0_new", "longest_step_over_target", "max_wait_over_mean")
+    )
+    assert result["ttft_ms"].keys() == {"known", "new"}
+    for waited in result["ttft_ms"].values():
+        assert waited.keys() == {"0", "1", "2"}
+        assert all(0 < one["median"] <= one["p95"] for one in waited.values())
+    assert result["adapters_that_waited"] == 2
+
+
+def test_reuse_tells_what_is_prefilled_again(bench: Bench) -> None:
+    result = bench("reuse", "--slots", "2", "--rank", "2", "--rounds", "1", "--sentences", "2", "--tokens", "4")
+    assert 0 < result["prefilled_over_new"] <= 1.2
+    assert 0 < result["fetched_over_new"] <= 1.2
+    assert result["fetched_from"] == {"host": 1}
+    assert result["copied_from"] == {"copy": 1}
+    assert result["copy_over_prefill"] > 0
+
+
 def test_formats_cover_every_combination_and_the_voices(bench: Bench, packs: Path) -> None:
     result = bench("formats", "--turns", "1", "--characters", str(packs))
     assert {row["format"] for row in result["speeds"]} == set(formats.FORMATS) == set(result["voices"])
@@ -175,7 +197,7 @@ def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["bench", "--help"])
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("mix", "parity", "service", "neighbour", "adapter", "formats", "peer"))
+    assert all(name in shown for name in ("mix", "parity", "service", "neighbour", "adapter", "formats", "crowd", "reuse", "peer"))
 
 
 def test_fake_model_cannot_be_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,10 @@ BENCHMARKS = {
     "neighbour": "the service beside a busy game",
     "adapter": "loading, replacing and freeing adapters while others speak",
     "formats": "number formats of the base, flash attention, threads, and what they do to the voices",
+    "crowd": "a player's first token while none, some and all of the others speak, and waits when one adapter is in demand",
+    "reuse": "what is not computed again on a second turn, without a slot, and for another NPC of a pack",
     "peer": "side by side with a llama-server",
+    "soak": "a thousand NPCs, clients with bad manners and an engine that is killed: whether all stays right",
 }
 
 
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args.benchmark, module, args.options)
     result: dict[str, Any] = module.run(options)
     show(result, as_json=options.json)
-    return 0
+    return 0 if result.get("passed", True) else 1
 
 
 def _options(name: str, module: Any, given: list[str]) -> argparse.Namespace:

@@ -43,9 +43,9 @@ def _link(source: Path, target: Path) -> None:
 class House:
     """`personae serve` on a port of its own, with a client. Use it in a `with`: the process ends with it."""
 
-    def __init__(self, settings: EngineSettings, characters: Path) -> None:
-        """Returns when the service is warm. Raises what kept it from starting."""
-        self._service = PrivateService(_arguments(settings, characters))
+    def __init__(self, settings: EngineSettings, characters: Path, *more: str) -> None:
+        """Returns when the service is warm. Raises what kept it from starting. `more`: arguments for `serve`."""
+        self._service = PrivateService([*_arguments(settings, characters), *more])
         try:
             self._service.wait_until_ready()
             self._service.wait_until_warm()
