@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "six characters speak at once, side by side",
     "bench": "measure this machine",
     "doctor": "look for what keeps the service from running well",
+    "replay": "play a record of the service again and check every rule",
 }
 
 OK, OUR_BUG, ENDPOINT_TAKEN, MODEL_TROUBLE, BAD_ARGUMENTS, ENGINE_TROUBLE = range(6)
@@ -31,6 +32,8 @@ EXIT_CODES = {
     "model_unreadable": MODEL_TROUBLE,
     "engine_failed": ENGINE_TROUBLE,
     "engine_lost": ENGINE_TROUBLE,
+    "record_unreadable": BAD_ARGUMENTS,
+    "replay_failed": OUR_BUG,
 }
 
 

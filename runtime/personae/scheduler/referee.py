@@ -39,6 +39,7 @@ class Referee:
         self.engine = EngineTruth(self._open, self._who_asked, config.max_adapters if config else None)
         self._hear: dict[type, Callable[[Any], None]] = {
             ev.TurnAsked: self._asked,
+            ev.AdapterRetired: lambda event: self._set_aside.discard(event.key),  # whoever brings it again may try again
             ev.NpcGone: lambda event: self._gone.add(event.npc),
             ev.KvSaveAsked: lambda event: self._kv_asked.update([("save", event.npc, event.path)]),
             ev.KvLoadAsked: self._load_asked,
@@ -63,7 +64,7 @@ class Referee:
         """The scheduler was handed `event` and answered with `actions`. AssertionError: it should not have."""
         self.n_events += 1
         hear = self._hear.get(type(event))
-        if hear is not None:  # else time, a cancel or a retirement: nothing is judged by them
+        if hear is not None:  # else time or a cancel: nothing is judged by them
             hear(event)
         for action in actions:  # orders come first, and already follow from ends that are told behind them
             if isinstance(action, act.EndTurn):
