@@ -208,3 +208,20 @@ def test_the_load_of_an_adapter_nobody_ordered_is_not_entered() -> None:
     adapters = stage.scheduler.statistics()["adapters"]
     assert isinstance(adapters, dict)
     assert adapters["resident"] == 0
+
+
+def test_a_risen_turn_whose_adapter_must_come_is_not_kept_out_by_risen_ones_that_need_none() -> None:
+    """They begin ahead of it; that gives no further players leave to pass it, and the players' adapter closes for it."""
+    stage = Stage(max_adapters=1, ageing_ms=200.0)
+    stage.ask("first", adapter="pirate")
+    elf = stage.ask("elf", adapter="elf", priority=Priority.AMBIENT)
+    for _ in range(300):
+        waiting = [stage.asked[turn].priority for turn in stage.scheduler.open_turns() if not stage.has_begun(turn)]
+        if waiting.count(Priority.PLAYER) < 4:
+            stage.ask(f"npc{len(stage.asked)}", adapter="pirate")
+        if waiting.count(Priority.AMBIENT) < 20:
+            stage.ask(f"npc{len(stage.asked)}", priority=Priority.AMBIENT, max_tokens=4)
+        stage.load() if stage.engine.loading else stage.step()
+        if elf in stage.spoken:
+            return
+    raise AssertionError("it never spoke")

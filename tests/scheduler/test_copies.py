@@ -66,6 +66,17 @@ def test_a_slot_of_ones_own_can_be_cut_though_what_was_moved_cannot() -> None:
     assert (stage.usage(again).source, stage.usage(again).prefilled) == ("slot", 1)
 
 
+def test_a_slot_of_ones_own_is_not_cut_into_what_was_moved_there() -> None:
+    stage = Stage(n_slots=1, can_cut_moved=False)
+    first = said(stage, "guard 1", (*PERSONA, 100, 101))
+    said(stage, "smith", tuple(range(500, 560)))
+    history = (*PERSONA, 100, 101, *stage.reply(first))
+    assert stage.usage(said(stage, "guard 1", (*history, 300, 301))).source == "host"
+    behind = said(stage, "guard 1", (*history, 300, 400))
+    assert (stage.usage(behind).source, stage.usage(behind).prefilled) == ("slot", 1), "that was appended after the move"
+    assert stage.usage(said(stage, "guard 1", (*PERSONA, 100, 900))).source == "none"
+
+
 def test_a_slot_that_is_taken_over_needs_no_copy() -> None:
     stage = Stage(n_slots=1)
     said(stage, "guard 1", (*PERSONA, 100))

@@ -382,3 +382,14 @@ def test_the_last_chunk_of_a_prompt_needs_a_row() -> None:
     flight.enter_prefilled(step)
     assert flight.unaccounted(step) == [turn]
     assert flight.unaccounted(StepDone((RowDone(turn.turn, 7),), ((turn.turn, 5),))) == []
+
+
+def test_a_warm_turn_behind_prompts_that_never_end_goes_on_once_it_has_risen() -> None:
+    play = on("laptop")
+    warm = play.ask(30, Priority.AMBIENT, draws=False)
+    until_ms = play.now_ms + 4 * play.config.ageing_ms
+    while warm.prompt_left and play.now_ms < until_ms:
+        while len(play.busy) < 5:
+            play.ask(600, max_tokens=1)
+        play.step()
+    assert not warm.prompt_left

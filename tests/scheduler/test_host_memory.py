@@ -106,6 +106,16 @@ def test_two_npcs_that_change_places_need_room_for_one() -> None:
         assert stage.usage(lines[npc]).source == "host"
 
 
+def test_nothing_is_dropped_for_what_does_not_fit_even_so() -> None:
+    memory = HostMemory(1000)
+    memory.reset(10)
+    speaking, _ = memory.keep(NpcId("bob"), list(range(50)), None, turn=TurnId(1))
+    silent, _ = memory.keep(NpcId("ann"), list(range(40)), None)
+    assert speaking is not None
+    assert memory.keep(NpcId("eve"), list(range(60)), None) == (None, [])
+    assert memory.of_npc(NpcId("ann")) is silent
+
+
 def test_an_npc_that_is_gone_leaves_nothing() -> None:
     stage = Stage(n_slots=1)
     said(stage, "bob", LONG)

@@ -7,6 +7,7 @@ import pytest
 from personae.engine.batch import BeginTurn, DropTurn, FetchStash, FreeAdapter, LoadAdapter, PauseTurn, ResumeTurn, RunStep, StashSlot
 from personae.scheduler.actions import EndTurn
 from personae.types import FinishReason, Priority, TurnId
+from tests.scheduler.machine import Play
 from tests.scheduler.stage import Stage
 
 LONG = range(1, 60)
@@ -281,3 +282,38 @@ def test_an_adapter_that_does_not_come_back_ends_the_paused_turn() -> None:
     stage.settle()
     assert stage.code(crowd) == "adapter_shape"
     assert crowd not in stage.engine.voices
+
+
+def test_the_adapter_of_a_turn_that_is_paused_makes_room_at_once() -> None:
+    stage = Stage(max_adapters=1)
+    ambient(stage, "crow", range(1, 9), max_tokens=100)
+    ambient(stage, "crowd", max_tokens=100, adapter="crowd")
+    stage.load()
+    stage.step()
+    stage.ask("bob", range(100, 110), max_tokens=100)
+    bandit = stage.ask("bandit", range(200, 210), "bandit", max_tokens=1)
+    for _ in range(20):
+        stage.told_of_kv() if stage.engine.moved else stage.load() if stage.engine.loading else stage.step()
+    assert bandit in stage.spoken, "it does not wait for the end of the player that took the slot"
+
+
+def test_what_a_turn_has_risen_to_unserved_in_its_slot_is_not_lost_by_a_pause() -> None:
+    play = Play()
+    turn = play.ask(priority=Priority.AMBIENT)
+    play.now_ms += 1.5 * play.config.ageing_ms
+    risen_to = turn.class_at(play.now_ms, play.config.ageing_ms)
+    turn.pause(play.now_ms)
+    assert turn.class_at(play.now_ms, play.config.ageing_ms) == risen_to == 1
+
+
+def test_what_a_turn_finds_after_a_pause_that_it_had_not_computed_is_counted_as_reused() -> None:
+    """The player that took its slot has the same persona."""
+    stage = Stage(n_slots=1, step_ms=60.0, prefill_chunk=16)
+    crowd = ambient(stage, prompt=range(1, 100))
+    stage.step()
+    player = stage.ask("bob", (*range(1, 90), 500))
+    stage.settle()
+    reused = stage.usage(crowd).reused + stage.usage(player).reused
+    assert paused(stage) == [crowd]
+    assert stage.usage(crowd).reused > 0
+    assert stage.scheduler.statistics()["reuse"] == {"prompt_tokens": 189, "reused_tokens": reused, "refilled_tokens": 0}

@@ -32,6 +32,7 @@ class Tangle:
             n_ctx=self.random.choice((40, 60, 400)),
             is_up=self.random.random() < 0.8,
             can_cut=self.random.random() < 0.8,
+            can_cut_moved=self.random.random() < 0.7,
             mode=self.random.choice(list(MixMode)),
             tells_bytes=self.random.random() < 0.7,
             step_ms=self.random.choice((10.0, 30.0, 100.0)),

@@ -11,11 +11,13 @@ import pytest
 
 from personae.engine import batch
 from personae.engine.batch import AdapterLoaded, BeginTurn, ExtendSlot, Order, PrefillChunk, RowDone, RunStep, StepDone
+from personae.scheduler import Scheduler
 from personae.scheduler.actions import Action, Command, EndTurn, FailTurn, KvSaved, SetAside, Speak
 from personae.scheduler.events import (
     AdapterReported,
     EngineGone,
     EngineStarted,
+    Event,
     KvLoadAsked,
     KvReported,
     KvSaveAsked,
@@ -324,3 +326,17 @@ def test_row_that_ends_a_turn_needs_no_drop() -> None:
     case.order(RunStep(decode=(TurnId(1),)))
     row = replace(RowDone(TurnId(1), 5), finish=FinishReason.LENGTH)
     case.referee.saw(StepReported(3.0, StepDone((row,))), [ended(1, (7, 5), FinishReason.LENGTH)])
+
+
+def test_two_npcs_may_read_one_file_and_one_of_them_go() -> None:
+    config = SchedulerConfig()
+    scheduler, referee, path = Scheduler(config), Referee(config), "village.kv"
+    events: list[Event] = [
+        EngineStarted(0.0, 2, 400),
+        *(KvLoadAsked(1.0, NpcId(npc), path) for npc in ("bob", "ann")),
+        *(KvReported(2.0, batch.KvRead(path, Stash(n), (1, 2, 3), n_bytes=30)) for n in (1, 2)),
+        NpcGone(3.0, NpcId("bob")),
+    ]
+    for event in events:
+        referee.saw(event, scheduler.handle(event))
+    assert not referee.owed()

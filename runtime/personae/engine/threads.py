@@ -32,11 +32,6 @@ def physical_cores() -> int:
     return max(1, len(siblings))
 
 
-def spare_cores() -> int:
-    """All but one: where nobody can say what the game uses, it is left a core."""
-    return max(1, physical_cores() - 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Seconds of processor time since some beginning."""

@@ -57,10 +57,6 @@ class AdapterTable:
         """The resident adapter used longest ago that is not needed."""
         return next((key for key in self._resident if key not in needed), None)
 
-    def is_known(self, key: AdapterKey) -> bool:
-        """Resident or on its way."""
-        return key in self._resident or key in self._loading
-
     @property
     def is_full(self) -> bool:
         return len(self._resident) + len(self._loading) >= self._max

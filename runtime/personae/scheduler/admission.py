@@ -121,6 +121,7 @@ class Admission:
         yield from self._seating.seat(turn, now_ms)
         if turn.key is not None:
             self._adapters.note_use(turn.key)
+        self._ledger.note_seated(turn)
         if is_new:
             self._ledger.note_begun(turn, now_ms)
             yield _begin_order(turn, n_ctx)

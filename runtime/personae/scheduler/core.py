@@ -152,15 +152,16 @@ class Scheduler:
             self._order_step()
 
     def _move_line(self, n_ctx: int) -> None:
-        """Until nobody can move any more: a turn that finds all it was to prepare leaves its slot at once."""
+        """Until nobody can move any more: a turn that finds all it was to prepare leaves its slot at once, a paused one its adapter."""
         books = self._books
         may_begin = books.is_idle
         while books.stirred:
             self._end_prepared()
+            n_pauses = books.ledger.pauses
             books.answer.order(*self._admission.walk(books.now_ms, n_ctx, may_begin=may_begin))
             if not may_begin:
                 return
-            books.stirred = False
+            books.stirred = books.ledger.pauses > n_pauses  # then an adapter may have come free too
             self._end_warm()
 
     def _order_step(self) -> None:

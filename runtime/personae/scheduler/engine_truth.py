@@ -270,7 +270,7 @@ class EngineTruth:
         owners = self._who_asked("load", order.path)
         assert owners, f"{order.path} is read and nobody asked"
         self._name_stash(order.stash)
-        self._reading[order.stash] = owners[0]
+        self._reading[order.stash] = owners[-1]  # it is ordered as soon as it is asked
 
     def kv_reported(self, result: batch.KvResult) -> None:
         match result:

@@ -107,11 +107,16 @@ def plan(
     voices = [turn for turn in busy if turn.speaks]
     prompts = [turn for turn in busy if turn.prompt_left > 0]
     if prompts:
-        prompts.sort(key=lambda turn: (turn.class_at(now_ms, config.ageing_ms), not turn.asked.draws, turn.number))
+        prompts.sort(key=lambda turn: _urgency(turn, turn.class_at(now_ms, config.ageing_ms)))
         return _shared(voices, prompts, budget, now_ms, config, mode, last.held_up if last else 0)
     decode = fitting(voices, budget, now_ms, config, mode)
     extensions = [] if decode else list(_extensions(owed, budget))
     return Flight(decode, [], {turn.turn: turn for turn in decode}, extensions) if decode or extensions else None
+
+
+def _urgency(turn: Sequence, its_class: int) -> tuple[int, bool, int]:
+    """Least goes first. One that says nothing stands behind the others of its class, until it has risen as far as one can."""
+    return its_class, its_class > 0 and not turn.asked.draws, turn.number
 
 
 def _shared(

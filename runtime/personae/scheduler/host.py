@@ -1,8 +1,8 @@
 """Which KV is kept in the engine's host memory, and what goes when there is no room. Knows tokens, owners and bytes; no slots or time.
 
 A *stash* holds the whole KV of one sequence. It belongs to an NPC that has no slot, or to a turn that is paused; whoever begins with the
-same tokens under the same adapter may start from it too. The one used longest ago goes first, those of paused turns last of all: there
-somebody is in the middle of a sentence. None is sacred. A turn whose stash is gone is prefilled again.
+same tokens under the same adapter may start from it too. The one used longest ago goes first, that of a paused turn never for another's
+sake: there somebody is in the middle of a sentence. Nothing goes for what does not fit even so. What is gone is prefilled again.
 
 How many bytes a stash has is known when the engine has reported it. Until then it counts by its tokens, at the price of the last report.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
+from itertools import accumulate
 
 from personae.engine.batch import DropStash, KvRead, SlotStashed
 from personae.scheduler.sequence import Sequence, common_prefix
@@ -194,16 +195,14 @@ class HostMemory:
         self.n_bytes += stashed.n_bytes
 
     def _make_room(self, n_bytes: int, but: Stashed | None) -> list[DropStash]:
-        """Drop what was used longest ago until so many bytes fit, or nothing is left that may go. A paused turn keeps its own."""
-        drops: list[DropStash] = []
-        if n_bytes > self._limit:
-            return drops  # it will not fit anyway
-        while self.n_bytes + n_bytes > self._limit:
-            oldest = next((each for each in self._stashes.values() if each.turn is None and each is not but), None)
-            if oldest is None:
-                break
-            drops.append(self._drop(oldest))
-        return drops
+        """Drop what was used longest ago until so many bytes fit; nothing where they never will. A paused turn keeps its own."""
+        over = self.n_bytes + n_bytes - self._limit
+        if over <= 0:
+            return []
+        may_go = [each for each in self._stashes.values() if each.turn is None and each is not but]
+        freed = list(accumulate((each.n_bytes for each in may_go), initial=0))
+        n_drops = bisect_left(freed, over)
+        return [self._drop(each) for each in may_go[:n_drops]] if n_drops < len(freed) else []
 
     def _drop(self, stashed: Stashed) -> DropStash:
         self.take(stashed)

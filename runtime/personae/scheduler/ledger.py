@@ -54,7 +54,10 @@ class Ledger:
         for waits in (self._waits, self._waits_of[turn.asked.priority]):
             waits.note(now_ms - turn.asked.at_ms)
         self.prompt_tokens += len(turn.asked.prompt)
-        self.reused_tokens += turn.reused
+
+    def note_seated(self, turn: Sequence) -> None:
+        """For the first time or after a pause."""
+        self.reused_tokens += turn.brought
 
     def note_refilled(self, turn: Sequence, n_tokens: int) -> None:
         self.refilled_tokens += n_tokens

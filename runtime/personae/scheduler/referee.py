@@ -114,7 +114,8 @@ class Referee:
     # --- KV in files --------------------------------------------------------------------------------------------------
 
     def _load_asked(self, event: ev.KvLoadAsked) -> None:
-        self._kv_asked["load", event.npc, event.path] += 1
+        asked = "load", event.npc, event.path
+        self._kv_asked[asked] = self._kv_asked.pop(asked, 0) + 1  # the last one now
         self._gone.discard(event.npc)
 
     def _answered(self, kind: str, action: act.KvSaved | act.KvLoaded) -> None:

@@ -79,7 +79,7 @@ class Seating:
     def _find(self, turn: Sequence, place: Place) -> _Find:
         """The best there is; what is in the slot already where nothing is better."""
         kind = KvSource.SLOT if place.npc == turn.npc else KvSource.COPY
-        best = _Find(self._shared(place.known, place.adapter, turn, self.can_cut), kind, place)
+        best = _Find(self._there(place, turn), kind, place)
         own = self._host.of_turn(turn)
         if own is not None and (shared := self._shared(own.tokens, own.adapter, turn, self.can_cut_moved)) > best.shared:
             best = _Find(shared, KvSource.SAVED if own.is_saved else KvSource.HOST, stashed=own)
@@ -91,6 +91,11 @@ class Seating:
         if stashed is not None and shared >= at_least:
             best = _Find(shared, KvSource.COPY, stashed=stashed)
         return best
+
+    def _there(self, place: Place, turn: Sequence) -> int:
+        """How many tokens of the slot as it is the turn can keep. What was appended to a sequence after it was moved can be cut."""
+        shared = self._shared(place.known, place.adapter, turn, self.can_cut)
+        return shared if self.can_cut_moved or shared >= place.n_moved else 0
 
     def _may_share(self, place: Place, turn: Sequence, n_tokens: int) -> bool:
         """A quick look: whether the slot may begin with so many of the turn's tokens."""
@@ -127,4 +132,6 @@ class Seating:
         elif find.place is not None and find.place is not place:
             self.copies += 1
             yield CopySlot(find.place.slot, place.slot, find.shared)
+        is_moved = find.place is not place and find.shared > 0
+        place.n_moved = find.shared if is_moved else min(place.n_moved, find.shared)
         place.known[:] = goal[: find.shared]

@@ -27,6 +27,7 @@ class Place:
     slot: Slot
     npc: NpcId | None = None  # None: empty
     known: list[Token] = field(default_factory=list)
+    n_moved: int = 0  # of `known`, the first so many, that came from another slot or a stash
     adapter: AdapterUse | None = None  # under which every token of `known` was computed
     turn: Sequence | None = None  # None: parked, or empty
     used: int = 0  # rises with each use; the smallest was used longest ago
@@ -37,7 +38,7 @@ class Place:
         return self.turn is None and self.npc is not None
 
     def forget(self) -> None:
-        self.npc, self.adapter = None, None
+        self.npc, self.adapter, self.n_moved = None, None, 0
         self.known.clear()
         self.owed = ()
 
@@ -66,7 +67,7 @@ class Sequence:
     first_ms: float = -1.0  # when its first token was reported
     heard_ms: float = -1.0  # when its last one was
     since_ms: float = -1.0  # it waits in line, or unserved in its slot, since then
-    waited_ms: float = 0.0  # in line before that
+    waited_ms: float = 0.0  # before that: in line, and unserved when it was paused
     n_pauses: int = 0
     paused_ms: float = 0.0
     source: KvSource = KvSource.NONE
@@ -166,6 +167,7 @@ class Sequence:
         """Out of its slot. It goes on from the same tokens: a token that was drawn and not fed stays pending."""
         n_fed = len(self.drawn) - (self.pending is not None)
         self.goal = self.asked.prompt + tuple(self.drawn[:n_fed])
+        self.waited_ms += now_ms - self.since_ms
         self.place, self.since_ms = None, now_ms
         self.n_pauses += 1
 

@@ -2,7 +2,8 @@
 
 Order: priority class, then arrival. A waiting turn rises one class for each `ageing_ms`. A turn that has risen to the players' class
 still lets players pass, but never more than `players_in_a_row` of them while it waits. So nobody starves, and what a player waits
-does not grow with the number of others: at most one risen turn goes ahead of each few players.
+does not grow with the number of others: at most one risen turn goes ahead of each few players. One that has let its players pass and
+waits for its adapter stays first, whoever begins meanwhile; else the adapter it needs would be wanted ahead of it again and again.
 
 The line is bounded. When it is full the newest turn of the lowest class yields to one of a higher class; else the newcomer is refused.
 Paused turns stand in it too, at their old place. They have spoken already: they take no room from others, and never yield their place.
@@ -21,7 +22,7 @@ class WaitingLine:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._turns: dict[TurnId, Sequence] = {}
-        self._passed = 0  # players that went ahead of risen turns since one of those began
+        self._passed = 0  # players that went ahead of the oldest risen turn
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -67,11 +68,11 @@ class WaitingLine:
 
     def note_begun(self, turn: Sequence, now_ms: float) -> None:
         """Call it when the turn has left the line for a slot."""
-        if turn.native_class > 0:
-            if self._rank(turn, now_ms) == 1:
-                self._passed = 0
-        elif any(self._rank(other, now_ms) == 1 for other in self._turns.values()):
-            self._passed += 1
+        risen = [other for other in self._turns.values() if self._rank(other, now_ms) == 1]
+        if turn.native_class == 0:
+            self._passed += bool(risen)
+        elif self._rank(turn, now_ms) == 1 and all(turn.number < other.number for other in risen):
+            self._passed = 0
 
     def wanted(self) -> set[AdapterKey]:
         return {turn.key for turn in self._turns.values() if turn.key is not None}
