@@ -198,6 +198,14 @@ def test_event_that_the_scheduler_cannot_take_is_a_broken_rule(path: Path, repla
     assert "was asked twice" in replay(code=1)["broken"]
 
 
+def test_event_over_which_the_scheduler_fails_in_any_way_is_a_broken_rule(
+    path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(path)
+    monkeypatch.setattr(core.Scheduler, "handle", lambda scheduler, event: {}["no such turn"])
+    assert "no such turn" in replay(code=1)["broken"]
+
+
 def test_file_that_is_no_record_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in (tmp_path / "missing", tmp_path):
         assert cli.main(["replay", str(file)]) == 4

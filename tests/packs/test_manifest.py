@@ -102,6 +102,11 @@ def test_value_where_a_table_belongs_is_told_in_the_words_of_toml() -> None:
     assert found == dict.fromkeys(["adapter", "sampling", "limits"], "should be a table.")
 
 
+@pytest.mark.parametrize("broken", ["Marta\\nBert", "Marta\\u2028Bert", "Marta\\u0085Bert"])
+def test_name_that_could_forge_another_speaker_is_refused(broken: str) -> None:
+    assert "one line" in errors(f'name = "{broken}"\npersona = "You are."')["name"]
+
+
 def test_missing_name_is_warned_of() -> None:
     assert "called after its folder" in warnings('persona = "You are."')["name"].problem
 

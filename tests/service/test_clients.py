@@ -74,7 +74,7 @@ def test_client_that_comes_back_keeps_session_and_npcs_but_not_its_open_turn(ser
 
 def test_client_that_does_not_read_loses_its_session_and_nobody_else_waits(serve, connect) -> None:
     running = serve()
-    slow = connect(running, options={zmq.RCVHWM: 1, zmq.RCVBUF: 4096})
+    slow = connect(running, options={zmq.RCVHWM: 1, zmq.RCVBUF: 4096, zmq.SNDHWM: 0})  # a libzmq that cannot read does not see an end
     lively = connect(running)
     lively.ask("spawn", character="guard")
     for _ in range(6_000):
@@ -162,6 +162,28 @@ def test_request_with_a_wrong_field_costs_that_request_alone(serve, connect) -> 
     say = peer.send("say", npc="guard", text="fake:long", max_tokens=50)
     assert peer.ask("say", npc="guard", text=7)["code"] == "bad_request"
     assert peer.end_of(say)["finish"] == "length"
+
+
+def test_client_that_floods_loses_its_session_and_its_turns_and_may_come_back(serve, connect) -> None:
+    running = serve(engine=STEPS)
+    flood, lively = connect(running, options={zmq.SNDHWM: 0}), connect(running)
+    lively.ask("spawn", character="guard")
+    kept = lively.send("say", npc="guard", text="fake:long", max_tokens=2000)
+    for _ in range(6_000):
+        flood.socket.send(b"\x81\xa1k\xda\x0f\xa0" + b"x" * 4_000)  # 24 MB in all
+    for _ in range(2_000):
+        if len(lively.ask("stats")["sessions"]) == 1:
+            break
+    assert len(lively.ask("stats")["sessions"]) == 1
+    assert lively.ask("cancel", turn=kept)["cancelled"] is True
+    flood.close()
+    assert connect(running).ask("ping")["type"] == "done"
+
+
+def test_burst_of_six_hundred_requests_is_answered_in_full(serve, connect) -> None:
+    peer = connect(serve())
+    asked = [peer.send("ping") for _ in range(600)]
+    assert [peer.end_of(request)["type"] for request in asked] == ["done"] * 600
 
 
 def test_flood_of_one_client_does_not_keep_another_waiting(serve, connect) -> None:

@@ -74,3 +74,13 @@ def test_deadline_holds_while_the_engine_is_down(serve, connect, characters) -> 
     assert peer.ask("say", npc="one", text="fake:crash")["code"] == "engine_lost"
     done = peer.ask("say", npc="one", text="Are you there?", deadline={"first_ms": 50})
     assert (done["type"], done.get("fallback")) == ("done", "One moment, please.")
+
+
+def test_line_spoken_for_one_who_waited_can_be_cut_to_what_was_heard(peer) -> None:
+    first = peer.send("say", npc="one", text="fake:long", max_tokens=3000)
+    peer.until(lambda message: message["type"] == "delta")
+    late = peer.send("say", npc="one", text="Are you done?", speaker="Ada", deadline={"first_ms": 60})
+    peer.end_of(late)
+    peer.ask("cancel", turn=first)
+    assert peer.ask("cancel", turn=late, heard={"chars": 3})["cut"] == len("One moment, please.") - 3
+    assert peer.ask("history", npc="one")["lines"][-1]["text"] == "One"

@@ -80,3 +80,10 @@ def test_fault_of_ours_is_an_error_too(session) -> None:
     errands.begin(session, 7, {"/one": ONE}, lambda became: {"x": 1 // 0})
     ((_, error),) = errands.note(saved(ONE, "/one"))
     assert error["code"] == "internal"
+
+
+def test_request_of_a_new_connection_is_not_answered_with_what_the_old_one_had_asked(errands, session) -> None:
+    errands.mute(session)
+    errands.begin(session, 7, {"/three": ONE}, reasons)
+    assert errands.note(saved(ONE, "/one")) == errands.note(saved(TWO, "/two")) == []
+    assert errands.note(saved(ONE, "/three")) == [(session, {"type": "done", "id": 7, "reasons": {"/three": ""}})]

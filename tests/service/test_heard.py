@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from personae.service.heard import heard_part, sentence_ends
@@ -30,6 +32,8 @@ def sentences(text: str) -> list[str]:
         ("It was I. You knew.", ["It was I.", "You knew."]),
         ("旅人よ。何が欲しい？水だ！", ["旅人よ。", "何が欲しい？", "水だ！"]),
         ("「入れ。」と彼は言った。", ["「入れ。」", "と彼は言った。"]),
+        ("ماذا تريد؟ اذهب.", ["ماذا تريد؟", "اذهب."]),
+        ("वह गया। फिर आया॥", ["वह गया।", "फिर आया॥"]),
         ("One line\nAnother line\n\nA third", ["One line", "Another line", "A third"]),
         ("Done.  \n", ["Done."]),
         ("", []),
@@ -64,3 +68,10 @@ def test_so_many_sentences_from_the_start(n: int, expected: str) -> None:
 def test_text_heard_to_its_end_is_left_as_it_was() -> None:
     assert heard_part("Halt! \n", sentences=1) == heard_part("Halt! \n", chars=5) == "Halt! \n"
     assert heard_part("", chars=3) == heard_part("", sentences=0) == ""
+
+
+@pytest.mark.parametrize("text", ["." * 40_000 + "x", ".*" * 20_000 + "x", "a. " * 20_000, "!" * 40_000 + '"' * 20_000 + "x"])
+def test_text_of_nothing_but_marks_is_counted_in_a_moment(text: str) -> None:
+    began = time.process_time()
+    list(sentence_ends(text))
+    assert time.process_time() - began < 2.0  # a minute when every mark was looked at from every other

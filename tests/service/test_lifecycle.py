@@ -95,6 +95,11 @@ def test_second_stop_does_not_wait_for_the_drain(serve, connect) -> None:
     assert peer.end_of(say)["finish"] == "cancelled"
 
 
+def test_service_without_characters_says_so_in_its_log(serve, caplog: pytest.LogCaptureFixture) -> None:
+    serve(characters=None).lines.get(timeout=10)
+    assert "no character could be loaded from anywhere (--characters)" in caplog.text
+
+
 def test_stop_before_ready_ends_it(characters) -> None:
     service = Service(ServiceConfig(EngineSettings(model="fake"), characters))
     service.stop()
@@ -223,6 +228,31 @@ def test_witness_and_record_see_what_the_scheduler_sees(connect, characters, tmp
     thread.join(PATIENCE_MS / 1000)
     assert [moment.event for moment in Record(tmp_path / "record").moments()] == witness.events
     assert any(isinstance(event, TurnAsked) for event in witness.events)
+
+
+def test_record_holds_the_event_over_which_the_scheduler_failed(serve, connect, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = serve(record=tmp_path / "record", restart_backoff_ms=(10, 20))
+    peer = connect(running)
+    peer.ask("spawn", character="guard")
+    monkeypatch.setattr(running.service._conductor._scheduler, "handle", lambda event: 1 / 0)
+    assert peer.ask("say", npc="guard", text="fake:say:Halt.")["code"] == "internal"
+    running.stop()
+    events = [moment.event for moment in Record(tmp_path / "record").moments()]
+    assert any(isinstance(event, TurnAsked) for event in events)
+
+
+def test_witness_that_fails_is_nobody_s_affair(serve, connect, caplog: pytest.LogCaptureFixture) -> None:
+    class Careless:
+        def saw(self, event: Any, actions: Any) -> None:
+            raise ValueError("not seen")
+
+    running = serve()
+    peer = connect(running)
+    running.service._conductor._witness = Careless()
+    peer.ask("spawn", character="guard")
+    assert peer.ask("say", npc="guard", text="fake:say:Halt.")["text"] == "Halt."
+    assert "a witness failed over a TurnAsked" in caplog.text
+    assert peer.ask("stats")["engine"]["restarts"] == 0
 
 
 # --- with its parent ----------------------------------------------------------------------------------------------------

@@ -244,3 +244,23 @@ def test_line_that_waited_tells_how_much_was_heard_of_the_reply_it_waited_for(pe
     waiting = peer.send("say", npc="one", text="fake:say:Quite.", speaker="Ada", heard={"chars": 6})
     ends(peer, first, waiting)
     assert history(peer)[1] == ("Guard", "[base]")
+
+
+@pytest.mark.parametrize("by", ["turn", "npc"])
+def test_reply_that_never_happened_takes_none_before_it_along_when_that_is_told_twice(peer, by) -> None:
+    peer.ask("say", npc="one", text="fake:say:One. Two.")
+    say = speaking(peer)
+    for _ in range(2):
+        peer.ask("cancel", **{"turn": {"turn": say}, "npc": {"npc": "one"}}[by], heard={"chars": 0})
+    peer.ask("say", npc="one", text="fake:say:Hm.", heard={"chars": 0})
+    assert [text for _, text in history(peer)][1::2] == ["One. Two.", "Hm."]
+
+
+def test_cut_of_the_reply_before_leaves_the_open_one_its_place(peer) -> None:
+    before = peer.send("say", npc="one", text="fake:say:One. Two.")
+    peer.end_of(before)
+    say = speaking(peer)
+    assert peer.ask("cancel", turn=before, heard={"chars": 0})["cut"] == len("One. Two.")
+    peer.ask("observe", npcs=["one"], text="The bell tolls.")
+    peer.ask("cancel", turn=say, heard={"chars": 4})
+    assert history(peer) == [("Tom", "fake:long"), ("Guard", "[bas"), ("", "The bell tolls.")]

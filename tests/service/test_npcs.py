@@ -262,3 +262,11 @@ def test_restored_npc_is_taken_in_under_the_same_rules(npcs, npc) -> None:
     assert list(npcs) == [npc, restored]
     with pytest.raises(AskedWrong, match="'mira'"):
         npcs.adopt(Npc(NpcId("mira"), "innkeeper", "Mira", "Tom", 8))
+
+
+def test_history_that_is_given_back_as_it_was_keeps_tokens_and_what_is_summed_up(npcs) -> None:
+    npc = spoken(npcs)
+    npc.remembered = 2
+    npc.rewrite([*(Line(line.speaker, line.text, line.is_npc) for line in npc.lines), Line("Ada", "Hm.", False)])
+    assert npc.remembered == 2
+    assert npc.lines[1].tokens is not None

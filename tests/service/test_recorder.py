@@ -113,7 +113,7 @@ def test_every_event_comes_back_as_it_was(path: Path) -> None:
     read = Record(path)
     assert [moment.event for moment in read.moments()] == EVENTS
     assert read.is_whole
-    assert (read.header.config, read.header.card) == (CONFIG, None)
+    assert read.header.config == CONFIG
 
 
 def test_answers_are_told_apart_by_their_digest(path: Path) -> None:

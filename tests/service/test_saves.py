@@ -308,3 +308,10 @@ def test_name_without_a_state_folder_is_refused(serve, connect) -> None:
     peer = connect(serve())
     assert peer.ask("save", name="slot-1")["code"] == "no_state"
     assert peer.ask("restore", name="slot-1")["code"] == "no_state"
+
+
+@pytest.mark.parametrize("name", ["Old\nMan", "Old\x85Man", "Old\u2028Man"])
+def test_name_that_a_pack_has_on_two_lines_costs_nobody_their_save(name: str) -> None:
+    npc = guard()
+    npc.lines[1] = Line(name, "Pass.", True)
+    assert revived(saved(npc)).lines[1].speaker == "Old Man"

@@ -326,3 +326,16 @@ def test_kv_lies_beside_its_save_and_goes_when_a_later_one_does_not_name_it(open
     folder.write_save("slot", {"npcs": [{"npc": "guard", "kv": {"file": blobs["guard"].name, "tokens": 3}}, {"npc": "Guard"}]})
     assert [blob.exists() for blob in (blobs["guard"], blobs["Guard"], other)] == [True, False, True]
     assert blobs["guard"].parent == folder.path / "saves" / "slot.kv"
+
+
+def test_shelved_npcs_of_one_name_all_survive_and_are_back_one_by_one(opened) -> None:
+    for text in ("first", "second", "third"):
+        folder = opened()
+        for kept in folder.load():
+            folder.shelve(kept.file, "its pack is gone")
+        folder.keep(npc("guard", text))
+    for text in ("third", "second", "first"):
+        folder = opened()
+        assert loaded(folder) == {"guard": [text]}
+        folder.forget("guard")
+    assert loaded(opened()) == {}

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
 
+from personae.cli.bench.soak.line import Line
 from personae.errors import AskedWrong, WorldFailed
 from personae.service.transport import Sent, Transport, is_loopback, zap_reply
 
@@ -170,3 +173,95 @@ def test_handshake_from_elsewhere_or_of_another_domain_is_refused() -> None:
     assert status(b"127.0.0.1") == b"200"
     assert status(b"192.0.2.7") == b"400"
     assert status(b"127.0.0.1", b"other") == b"400"
+
+
+# --- those who send too much ----------------------------------------------------------------------------------------------
+
+# A process of its own, as libzmq would end this one. The peer sends more than was once read ahead of it, and a PING among it where that is
+# what is due; it is heard of only after it has reset its connection and the time for our own PING has passed.
+RESET = """
+import socket, struct, sys, time
+from personae.cli.bench.soak import line
+from personae.service import transport
+
+transport.ZMTP_HEARTBEAT_MS = 60_000 if sys.argv[1] == "ping" else 100
+service = transport.Transport("127.0.0.1", 0, token=None, max_frame=4096)
+service.open()
+peer = line.Line(service.endpoint)
+for id in range(200):
+    peer.say({"id": id})
+if sys.argv[1] == "ping":
+    peer._held += line._frame(line.COMMAND, b"\\x04PING\\x00\\x00xy")
+while peer._held is not None:
+    service.wait(10)
+    list(peer.hear())
+time.sleep(0.3)
+peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+peer.close()
+time.sleep(0.3)
+for _ in range(10):
+    service.wait(50)
+    list(service.receive(1000))
+service.close()
+"""
+
+
+@pytest.mark.parametrize("due", ["ping", "timer"])
+def test_peer_that_sends_much_and_resets_its_connection_does_not_end_the_service(due: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", RESET, due], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_flooder_is_hung_up_on_and_keeps_nobody_waiting(connect) -> None:
+    notice = b"too much"
+    transport = Transport("127.0.0.1", 0, token=None, max_frame=MAX_FRAME, flood_notice=notice)
+    with contextlib.closing(transport):
+        transport.open()
+        flooder = Line(transport.endpoint)
+        while flooder._held is not None:
+            transport.wait(10)
+            list(flooder.hear())
+        flooder.socket.settimeout(10)
+        blob = b"\x00\x01x" * 2_000
+        while not (floods := transport.take_floods()):
+            flooder.socket.sendall(blob)
+            transport.wait(0)
+        assert len(floods) == 1
+        assert list(transport.receive(10)) == []
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10_000):  # until the connection is found to be shut: nothing is kept, and nobody is held back
+                flooder.socket.sendall(blob)
+                transport.wait(0)
+            pytest.fail("nobody hung up")
+        flooder.close()
+        assert transport.send(floods[0], b"anybody?") is Sent.GONE
+        lively = connect(transport.endpoint, hello=False)
+        lively.socket.send(b"still here")
+        assert [frame for _, frame in receive(transport)] == [b"still here"]
+        assert transport.take_floods() == []
+
+
+def test_burst_of_a_thousand_is_received_in_full_and_in_order(bind, connect) -> None:
+    transport = bind()
+    busy = connect(transport.endpoint, hello=False)
+    frames = [b"%d" % number for number in range(1_000)]
+    for frame in frames:
+        busy.socket.send(frame)
+    heard: list[bytes | None] = []
+    while len(heard) < len(frames):
+        transport.wait(1000)
+        heard += [frame for _, frame in transport.receive(50)]
+    assert heard == frames
+
+
+def test_frames_that_come_before_it_opens_are_kept(connect) -> None:
+    transport = Transport("127.0.0.1", 0, token=None, max_frame=MAX_FRAME)
+    with contextlib.closing(transport):
+        connect(transport.endpoint, hello=False).socket.send(b"early")
+        while transport.is_drained:
+            transport.wait(1000)
+        assert list(transport.receive(10)) == []
+        transport.open()
+        transport.wait(None)
+        assert [frame for _, frame in transport.receive(10)] == [b"early"]
+        assert transport.is_drained

@@ -276,3 +276,29 @@ def test_reply_of_which_a_part_was_heard_is_cut_when_it_ends(turns, npc, session
     (done,) = turns.end(ended(turn, FinishReason.INTERRUPTED)).messages
     assert done["text"] == "Halt! Who goes there?"
     assert [line.text for line in npc.lines] == ["Open the gate!", "Halt!"]
+
+
+def test_reply_that_failed_half_way_takes_none_before_it_along(turns, npc, session) -> None:
+    for text, reply in (("Halt?", "Halt."), ("Open the gate!", "No.")):
+        turn = turns.ask(say(text=text), npc, session, 0.0).turn
+        turns.speak(Speak(turn, (Piece(reply),)))
+        turns.end(ended(turn)) if reply == "Halt." else turns.fail(FailTurn(turn, "engine_lost", "It is gone.", ""))
+    waiting = turns.ask(say(text="Well?"), npc, session, 0.0).turn
+    heard = turns.wait(say(id=8, text="Now?", heard={"chars": 1}), npc, session, 0.0)
+    turns.fail(FailTurn(waiting, "engine_lost", "It is gone.", ""))
+    assert turns.next_up() is heard
+    turns.begin(heard)
+    assert [line.text for line in npc.lines] == ["Halt?", "Halt."]
+
+
+def test_lines_that_went_for_good_meanwhile_are_not_counted_as_unseen(turns, npc, session) -> None:
+    for number in range(9):
+        npc.witness(Line("Ada", f"{number} " * 40, False))
+    turn = turns.ask(say(text="Well?"), npc, session, 0.0).turn
+    n_cut = turns[turn].n_cut_lines
+    for _ in range(2):
+        npc.witness(Line("Ada", "Hm.", False))
+    assert n_cut > npc.n_trimmed > 0
+    turns.speak(Speak(turn, (Piece("Aye."),)))
+    turns.end(ended(turn))
+    assert npc.unseen == n_cut - npc.n_trimmed

@@ -79,3 +79,19 @@ def test_warm_of_a_client_that_is_gone_ends(serve, connect) -> None:
     gone.until(lambda message: message["type"] == "error")
     assert stays.ask("stats")["turns"] == 0
     assert stays.ask("say", npc="one", text="fake:say:Evening.")["text"] == "Evening."
+
+
+def test_cancel_of_a_warm_tells_how_much_was_heard_of_the_reply_before_it(slow_peer) -> None:
+    slow_peer.ask("say", npc="one", text="fake:say:One. Two. Three.")
+    slow_peer.ask("memories", npc="one", set=["Ada lies."])  # so that there is something to prepare
+    warm = slow_peer.send("warm", npc="one")
+    answer = slow_peer.ask("cancel", npc="one", heard={"sentences": 1})
+    assert (answer["cancelled"], answer["cut"]) == (True, len(" Two. Three."))
+    assert slow_peer.end_of(warm)["finish"] == "cancelled"
+    assert slow_peer.ask("history", npc="one")["lines"][-1]["text"] == "One."
+
+
+def test_change_of_history_that_is_refused_lets_a_warm_go_on(slow_peer) -> None:
+    warm = slow_peer.send("warm", npc="one")
+    assert slow_peer.ask("history", npc="one", edit={"at": 99, "text": "Never."})["code"] == "unknown_line"
+    assert slow_peer.end_of(warm)["finish"] == "warm"

@@ -66,7 +66,7 @@ def report_of(played: Played) -> dict[str, Any]:
     figures = asdict(played)
     header = figures.pop("header")
     ended = dict(sorted(figures.pop("ended").items()))
-    return {"passed": True, **figures, "ended": ended, "recorded_by": header["personae"], "model": (header["card"] or {}).get("name")}
+    return {"passed": True, **figures, "ended": ended, "recorded_by": header["personae"]}
 
 
 def _difference(played: Played) -> str:

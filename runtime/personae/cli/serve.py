@@ -56,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--state", type=Path, metavar="DIR", help="keep every NPC there, through a crash too (default: NPCs end with it)")
     parser.add_argument("--summarise", action="store_true", help="what a context has no room for is summed up into the NPC's memories")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write down what the scheduler sees, for `personae replay`")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write down what the scheduler sees, for `personae replay`; the file holds what players typed and NPCs said",
+    )
     parser.add_argument(
         "--heartbeat", type=_whole(10, 600_000), default=5_000, metavar="MS", help="clients speak this often (default: %(default)s)"
     )

@@ -40,7 +40,15 @@ def _readable(text: str) -> str:
     return text
 
 
+def _on_one_line(text: str) -> str:
+    """A name heads lines of dialogue: a break in it could forge another speaker."""
+    if len(text.splitlines()) > 1:
+        raise ValueError("should stand on one line")
+    return text
+
+
 Prose = Annotated[str, StringConstraints(strip_whitespace=True), AfterValidator(_readable)]
+Name = Annotated[Prose, AfterValidator(_on_one_line)]
 Exact = Annotated[str, AfterValidator(_readable)]  # blanks at the ends count
 
 
@@ -58,7 +66,7 @@ class Example(_Table):
 class Lore(_Table):
     """What the character knows of its world, one thing an entry: what does not fit into a short context goes entry by entry."""
 
-    name: Prose = Field(default="", max_length=80, description="Label, for people and for the list of what was left out.")
+    name: Name = Field(default="", max_length=80, description="Label, for people and for the list of what was left out.")
     text: Prose = Field(min_length=1, max_length=4000, description="What the character knows, word for word as in the prompt.")
     priority: int = Field(default=0, ge=-100, le=100, description="Higher stays longer when the context is short.")
 
@@ -105,7 +113,7 @@ class Manifest(_Table):
     """One character."""
 
     manifest: int = Field(default=VERSION, ge=1, description="Version of this form.")
-    name: Prose = Field(default="", max_length=80, description="Name the player sees. Left out: the folder's name, with a warning.")
+    name: Name = Field(default="", max_length=80, description="Name the player sees. Left out: the folder's name, with a warning.")
     persona: Prose = Field(
         min_length=1, max_length=16_000, description="Who the character is, addressed as *you*. Never cut from the prompt."
     )

@@ -51,7 +51,7 @@ from personae.service.turns import Turns
 from personae.service.witness import NobodyWatches, Several, Witness
 from personae.types import ModelCard
 from personae.wire import PROTOCOL_VERSION, replies
-from personae.wire.codec import REQUEST_LIMITS
+from personae.wire.codec import REQUEST_LIMITS, encode
 from personae.wire.messages import LIMITS
 
 log = logging.getLogger("personae.service")
@@ -86,7 +86,9 @@ class Service:
         self._announce = announce
         self._is_gone = watch_parent(config.parent) if config.parent is not None else None
         with contextlib.ExitStack() as taken:
-            self._transport = Transport(config.host, config.port, token=config.token, max_frame=REQUEST_LIMITS.frame_bytes)
+            self._transport = Transport(
+                config.host, config.port, token=config.token, max_frame=REQUEST_LIMITS.frame_bytes, flood_notice=_flood_notice()
+            )
             taken.callback(self._transport.close)
             self._state = StateFolder(config.state) if config.state is not None else None
             if self._state is not None:
@@ -153,6 +155,9 @@ class Service:
         vocabulary = make_vocabulary(self._config.engine.model)
         prompts = PromptBuilder(vocabulary, n_ctx=card.n_ctx)
         self._roster = Roster.load(self._config.characters, prompts)
+        if not self._roster.characters:
+            folder = self._config.characters or "anywhere (--characters)"
+            log.warning("no character could be loaded from %s: nobody can be spawned", folder)
         self._turns = Turns(vocabulary, prompts, self._roster, n_ctx=card.n_ctx)
         if self._state is not None:
             recall(self._state, self._npcs, self._roster, card, vocabulary)
@@ -223,15 +228,15 @@ class Service:
 
     def _hear_clients(self) -> bool:
         """Whether all that was there has been read."""
-        n_frames, until_ms = 0, now_ms() + ROUND_MS
+        until_ms = now_ms() + ROUND_MS
+        for route in self._transport.take_floods():
+            self._reception.forget_flooder(route, now_ms())
         for route, frame in self._transport.receive(FRAMES_A_ROUND):
             self._reception.take(route, frame, now_ms())
-            n_frames += 1
             if now_ms() >= until_ms:
-                n_frames = FRAMES_A_ROUND
                 break
         self._reception.forget_lost(now_ms())
-        return n_frames < FRAMES_A_ROUND
+        return self._transport.is_drained
 
     def _mind_time(self, at_ms: float, drained: bool) -> None:
         self._host.tick(at_ms)
@@ -366,6 +371,11 @@ class Service:
     def _known_card(self) -> ModelCard:
         assert self._card is not None, "no frame is read before the engine was ready"
         return self._card
+
+
+def _flood_notice() -> bytes:
+    refusal = AskedWrong("busy", "More requests came than are kept for one client.", "Wait for answers before asking on.")
+    return encode(replies.error(0, refusal))
 
 
 def _stillborn(model: str, death: EngineDied) -> WorldFailed:

@@ -69,6 +69,10 @@ class Archive:
         self._vocabulary = vocabulary
         self._state = state
 
+    def mute(self, session: Session) -> None:
+        """The client is back by another connection: what it had asked ends untold."""
+        self._errands.mute(session)
+
     # --- save -----------------------------------------------------------------------------------------------------------
 
     def save(self, request: Save, session: Session, at_ms: float) -> dict[str, Any] | None:

@@ -27,6 +27,10 @@ class Chronicle:
             self._keeping.keep(npc)
         return {"npcs": [npc.id for npc in npcs]}
 
+    def check(self, request: History) -> None:
+        """AskedWrong when the change cannot be made."""
+        _changed(self._npcs[request.npc], request)
+
     def history(self, request: History) -> dict[str, Any]:
         """The caller has seen to it that a history that is to change is nobody's at the moment."""
         npc = self._npcs[request.npc]

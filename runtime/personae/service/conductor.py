@@ -11,7 +11,7 @@ scheduler and engine begin anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from personae.engine.batch import (
@@ -157,13 +157,21 @@ class Conductor:
         self._now_ms = max(self._now_ms, event.at_ms)  # a turn that waited is asked as of the time of its request
         try:
             actions = self._scheduler.handle(event)
-            self._witness.saw(event, actions)
         except Exception as error:  # whatever it is, it is ours
+            self._show(event, [])  # the one event that a record must not lack
             self._begin_anew(error)
             return
+        self._show(event, actions)
         self._host.send([action.order for action in actions if isinstance(action, Command)], self._now_ms)
         for action in actions:
             self._carry_out(action)
+
+    def _show(self, event: Event, actions: Sequence[Action]) -> None:
+        """To whoever looks on; nobody who speaks pays for their faults."""
+        try:
+            self._witness.saw(event, actions)
+        except Exception:
+            log.exception("a witness failed over a %s", type(event).__name__)
 
     def _settle(self) -> None:
         """Those whose NPC has come free begin, and what is to be summed up is."""

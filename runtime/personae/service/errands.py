@@ -30,6 +30,7 @@ class _Errand:
     missing: dict[str, NpcId]  # by path
     finish: Finish
     found: dict[str, Became] = field(default_factory=dict)  # by path
+    is_muted: bool = False  # the connection that asked is gone: another request may have its id
 
 
 class Errands:
@@ -43,6 +44,12 @@ class Errands:
         """`finish`: ends the work and makes the answer, of what became of each path. It is called whether or not anybody still listens."""
         session.pending.add(request)
         self._open.append(_Errand(session, request, dict(paths), finish))
+
+    def mute(self, session: Session) -> None:
+        """What the session has asked is nobody's from now on: its ids are free for the new connection."""
+        session.pending.clear()
+        for errand in self._open:
+            errand.is_muted = errand.is_muted or errand.session is session
 
     def note(self, action: Became) -> list[Told]:
         """The answers that are due now."""
@@ -69,7 +76,9 @@ class Errands:
 
 
 def _is_awaited(errand: _Errand) -> bool:
-    """A client that came back by another connection has taken its ids with it."""
+    """Once for each errand: its id is free then."""
+    if errand.is_muted:
+        return False
     pending = errand.session.pending
     is_awaited = errand.request in pending
     pending.discard(errand.request)

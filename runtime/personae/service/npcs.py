@@ -66,6 +66,7 @@ class Npc:
     n_trimmed: int = 0  # lines that have gone from the front for good
     edition: int = 0  # how often the history was rewritten
     n_fallbacks: int = 0
+    is_unsaid: bool = False  # the last reply has left nothing: what is told of how much of it was heard is not about the one before it
 
     @property
     def turn_seed(self) -> int:
@@ -83,25 +84,33 @@ class Npc:
 
     def commit(
         self, turn: TurnId, heard: Line | None, reply: str, finish: FinishReason, drawn: Sequence[Token], vocabulary: Vocabulary
-    ) -> None:
-        """What was said to it, None: nothing, and what it answered, once the turn has ended, though it may never have begun."""
+    ) -> bool:
+        """What was said to it, None: nothing, and what it answered, once the turn has ended, though it may never have begun. Returns
+        whether an answer is in the history now."""
         if not reply.strip() and finish is FinishReason.CANCELLED:
-            return  # nothing was answered, and the question taken back
+            return False  # nothing was answered, and the question taken back
         said = [] if heard is None else [heard]
-        if reply.strip() and finish not in FORGOTTEN:
+        is_answer = bool(reply.strip()) and finish not in FORGOTTEN
+        if is_answer:
             tokens = tuple(drawn) if finish in WHOLE and spells(drawn, reply, vocabulary) else None
             said.append(Line(self.name, reply, True, tokens))
         at = self.reply_at if turn == self.turn and self.reply_at is not None else len(self.lines)
+        if said and at == len(self.lines):  # else the newest line stays what it is
+            self.answer = Answer(turn, heard is not None) if is_answer else None
         self.lines[at:at] = said
-        is_newest = bool(said) and said[-1].is_npc and at + len(said) == len(self.lines)
-        self.answer = Answer(turn, heard is not None) if is_newest else None
         self._trim()
+        return is_answer
 
     def witness(self, line: Line) -> None:
         """Somebody said something, or something happened, that it does not answer."""
         self.lines.append(line)
         self.answer = None
         self._trim()
+
+    def cut_heard(self, heard: Heard) -> None:
+        """A line tells how much was heard of the last reply: the rest never happened. Where that reply left nothing, nothing is cut."""
+        if not self.is_unsaid:
+            self.cut_last(heard)
 
     def cut_last(self, heard: Heard, *, with_question: bool = False) -> int:
         """Take out of the newest line, if it is the NPC's own, what was not heard; returns how many characters. Where nothing of it was
@@ -117,7 +126,7 @@ class Npc:
         else:
             n_gone = 2 if with_question and self.answer is not None and self.answer.has_question else 1
             del self.lines[-n_gone:]
-            self.answer = None
+            self.answer, self.is_unsaid = None, True
         self._clip()
         return len(line.text) - len(text)
 
@@ -125,11 +134,9 @@ class Npc:
 
     def rewrite(self, lines: Sequence[Line]) -> None:
         """Another history; how much of it is summed up counts only as far as both are the same."""
-        same = next(
-            (i for i, (old, new) in enumerate(zip(self.lines, lines, strict=False)) if old != new), min(len(self.lines), len(lines))
-        )
-        self.lines = list(lines)
-        self.remembered, self.answer = min(self.remembered, same), None
+        same = _n_same(self.lines, lines)
+        self.lines = [*self.lines[:same], *lines[same:]]  # the old ones know the tokens they were drawn as
+        self.remembered, self.answer, self.is_unsaid = min(self.remembered, same), None, False
         self.edition += 1
         self._clip()
         self._trim()
@@ -156,6 +163,14 @@ class Npc:
 
     def _clip(self) -> None:
         self.remembered, self.unseen = min(self.remembered, len(self.lines)), min(self.unseen, len(self.lines))
+        if self.reply_at is not None:
+            self.reply_at = min(self.reply_at, len(self.lines))
+
+
+def _n_same(old: Sequence[Line], new: Sequence[Line]) -> int:
+    """How many lines, from the first, say the same."""
+    said = [[(line.speaker, line.text, line.is_npc) for line in lines] for lines in (old, new)]
+    return next((i for i, (one, other) in enumerate(zip(*said, strict=False)) if one != other), min(len(old), len(new)))
 
 
 def spells(drawn: Sequence[Token], text: str, vocabulary: Vocabulary) -> bool:

@@ -29,7 +29,7 @@ class OpenTurn:
     adapter: str | None = None
     seed: int = 0
     receipt: dict[str, Any] = field(default_factory=dict)
-    n_cut_lines: int = 0
+    n_cut_lines: int = 0  # lines that its prompt had no room for, counted from the first the NPC ever had
     heard: Heard | None = None  # how much of the reply was heard; None: all that was sent
     cuts_last: bool = False  # what it says was heard of the reply before it is still to be cut out of the history
     is_muted: bool = False  # its connection is gone, and the session has another

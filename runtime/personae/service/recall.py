@@ -27,7 +27,7 @@ def recall(folder: StateFolder, npcs: Npcs, roster: Roster, card: ModelCard, voc
         except PersonaeError as refusal:
             folder.shelve(kept.file, refusal.message)
     folder.author = lambda npc: document_of([npc], card, roster)
-    log.info("%d NPCs are there again, from %s", len(npcs), folder.path)
+    log.info("NPCs there again from %s: %d", folder.path, len(npcs))
 
 
 def _npc_of(kept: Kept, npcs: Npcs, roster: Roster, card: ModelCard, vocabulary: Vocabulary) -> Npc:

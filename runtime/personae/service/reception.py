@@ -117,6 +117,13 @@ class Reception:
         for session in self._outbox.take_lost():
             self._end(session, at_ms)
 
+    def forget_flooder(self, route: bytes, at_ms: float) -> None:
+        """The peer was hung up on: it sent more than is kept for one."""
+        session = self._sessions.by_route(route, at_ms)
+        log.warning("client %s sent more than is kept for one: it is hung up on", session.client if session else "without a session")
+        if session is not None:
+            self._end(session, at_ms)
+
     def _refuse(self, route: bytes, request_id: int, refusal: PersonaeError) -> None:
         self._outbox.send_route(route, replies.error(request_id, refusal))
 
@@ -180,7 +187,7 @@ class Reception:
     def _hello(self, hello: Hello, route: bytes, at_ms: float) -> None:
         session, is_moved = self._sessions.greet(hello, route, at_ms)
         if is_moved:  # what was open on the old connection ends untold: request ids were that connection's
-            session.pending.clear()
+            self._archive.mute(session)
             for turn in reversed(self._turns.mute(session)):
                 self._conductor.cancel(turn, at_ms)
         log.info("client %s %s", session.client, "is back" if is_moved else "is here")  # a session's id is its key: not for logs
@@ -227,6 +234,7 @@ class Reception:
 
     def _history(self, history: History, at_ms: float) -> dict[str, Any]:
         if history.is_change:
+            self._chronicle.check(history)  # a refusal ends nobody's being prepared
             self._talk.give_way(self._npcs[history.npc], at_ms)
         return self._chronicle.history(history)
 

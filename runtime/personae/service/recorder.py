@@ -31,7 +31,6 @@ from personae.errors import AskedWrong, WorldFailed
 from personae.scheduler import actions as act
 from personae.scheduler import events as ev
 from personae.scheduler.settings import SchedulerConfig
-from personae.types import ModelCard
 
 log = logging.getLogger("personae.service")
 
@@ -47,7 +46,6 @@ class Header:
     version: int
     personae: str  # version of the package
     config: SchedulerConfig
-    card: ModelCard | None = None  # None: the engine was not known when the record began
 
 
 _HEADERS = Shapes({0: Header})
@@ -106,7 +104,7 @@ def digest(actions: Sequence[act.Action]) -> int:
 class Recorder:
     """A witness that writes to a file. Belongs to one thread."""
 
-    def __init__(self, path: Path, config: SchedulerConfig, card: ModelCard | None = None) -> None:
+    def __init__(self, path: Path, config: SchedulerConfig) -> None:
         """AskedWrong `bad_arguments` when nothing can be written there."""
         self._path = path
         self._waiting = bytearray()
@@ -118,7 +116,7 @@ class Recorder:
             raise AskedWrong(
                 "bad_arguments", f"{path} cannot be recorded to: {error.strerror}.", "Name another file (--record)."
             ) from error
-        self._put(_HEADERS.pack(Header(RECORD_VERSION, __version__, config, card)))
+        self._put(_HEADERS.pack(Header(RECORD_VERSION, __version__, config)))
         self.flush()
 
     def saw(self, event: ev.Event, actions: Sequence[act.Action]) -> None:

@@ -13,6 +13,7 @@ Rules that always hold
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ MAX_COUNT = 2**53 - 1  # what a double, the only number of some script languages
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[^\p{Cc}\u2028\u2029]+$")]  # as on the wire
 _Speaker = Annotated[str, Field(max_length=MAX_NAME_CHARS, pattern=r"^[^\p{Cc}\u2028\u2029]*$")]  # "": nobody, a narrated event
 _Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # what no speaker may hold; the name that a pack gives may
 _Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 _Seed = Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]
 _Tokens = Annotated[str, Field(max_length=MAX_TEXT_CHARS, pattern=r"^[0-9]{1,9}( [0-9]{1,9})*$")]
@@ -159,7 +161,7 @@ def npc_document(npc: Npc, roster: Roster) -> dict[str, Any]:
 
 
 def _saved_line(line: Line) -> dict[str, Any]:
-    saved: dict[str, Any] = {"speaker": line.speaker, "text": line.text, "is_npc": line.is_npc}
+    saved: dict[str, Any] = {"speaker": _BREAKS.sub(" ", line.speaker), "text": line.text, "is_npc": line.is_npc}
     if line.tokens:
         saved["tokens"] = ("%d " * len(line.tokens) % line.tokens)[:-1]  # twice as fast as joining: half of what a `keep` costs
     return saved

@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -213,8 +214,8 @@ class StateFolder:
         for fresh in self._npcs.glob(f"*{SUFFIX}{sealed.NEW}"):
             fresh.unlink(missing_ok=True)
         files = _files(self._npcs)
-        for shelved in self._npcs.glob(f"*{SUFFIX}{SHELVED}"):
-            file = shelved.name.removesuffix(SHELVED)
+        for shelved in sorted(self._npcs.glob(f"*{SUFFIX}*{SHELVED}")):
+            file = shelved.name.partition(SUFFIX)[0] + SUFFIX
             if file not in files:  # whoever had taken its name is gone
                 os.replace(shelved, self._path_of(file))
                 files.append(file)
@@ -223,10 +224,11 @@ class StateFolder:
     def _make_room(self, file: str) -> None:
         """A new NPC has the name of one that cannot be played today: the old one is moved aside, and is back when the name is free."""
         path = self._path_of(file)
+        aside = next(end for end in chain([SHELVED], (f".{n}{SHELVED}" for n in count(2))) if not os.path.exists(path + end))
         for version in (path + sealed.PREVIOUS, path):
             with contextlib.suppress(FileNotFoundError):
-                os.replace(version, path + SHELVED)
-        log.warning("a new NPC has the name of the one in %s, which is now %s", file, file + SHELVED)
+                os.replace(version, path + aside)
+        log.warning("a new NPC has the name of the one in %s, which is now %s", file, file + aside)
         del self._shelved[file]
 
     def _sync(self) -> None:

@@ -50,12 +50,14 @@ class Talk:
         """Whether there was something to cancel, and how many characters went out of the history. A say that has ended meanwhile is no
         error: the two crossed on the way."""
         turn = session.open.get(cancel.turn) if cancel.turn is not None else self._npcs[str(cancel.npc)].turn
-        if turn is not None:
+        if turn is not None and not self._turns[turn].is_warm:
             return True, self._cancel_open(turn, cancel.heard, at_ms)
-        if cancel.turn is not None and cancel.turn > session.last_say:
+        if turn is not None:  # it has said nothing: what was heard is of the reply before it
+            self._conductor.cancel(turn, at_ms)
+        elif cancel.turn is not None and cancel.turn > session.last_say:
             raise AskedWrong("unknown_turn", f"This session has asked no say {cancel.turn}.", "Give the id of the say.")
         npc = self._last_speaker(cancel, session)
-        return False, self._cut(npc, cancel.heard) if npc is not None and cancel.heard is not None else 0
+        return turn is not None, self._cut(npc, cancel.heard) if npc is not None and cancel.heard is not None else 0
 
     def give_way(self, npc: Npc, at_ms: float) -> None:
         """Whoever changes what an NPC has heard ends its being prepared for the old. AskedWrong `npc_busy` when it speaks."""
@@ -74,7 +76,7 @@ class Talk:
     def _answer(self, say: Say, npc: Npc, session: Session, at_ms: float) -> None:
         if say.heard is not None:
             self._turns.check(say, npc)  # a say that is refused has cut nothing
-            npc.cut_last(say.heard)
+            npc.cut_heard(say.heard)
         self._conductor.handle(self._turns.ask(say, npc, session, at_ms))
 
     def _say_mid_reply(self, say: Say, npc: Npc, session: Session, at_ms: float) -> None:
@@ -104,9 +106,9 @@ class Talk:
         return turn.n_unheard
 
     def _last_speaker(self, cancel: Cancel, session: Session) -> Npc | None:
-        """Whose reply is meant; None where it is not the newest line any more."""
+        """Whose reply is meant; None where it is not the newest line, or not any more."""
         if cancel.npc is not None:
-            return self._npcs[cancel.npc]
+            return None if (npc := self._npcs[cancel.npc]).is_unsaid else npc
         npc_id, turn = session.spoken.get(cancel.turn or 0, (None, None))
         if npc_id is None or npc_id not in self._npcs:
             return None

@@ -4,6 +4,9 @@ It refuses to know what a frame means. This is the only file that imports zmq.
 
 Rules that always hold
 - Nothing blocks but `wait`. A send reaches a bounded queue or says why it did not.
+- No peer is ever held back: libzmq 4.3.5 aborts the whole process (`Assertion failed: !_io_error`) when one that it holds back resets its
+  connection and a PING, or the time for one, is due before its input is read on. Every `wait` takes in what is there, and who sends more
+  than the inbox keeps for one peer is hung up on.
 - A peer that has not finished a ZMTP 3 handshake which the ZAP handler here agreed to gets no byte through. Without ZAP_DOMAIN a NULL
   ROUTER takes ZMTP 1.0 frames without any handshake, and a web page can shape a POST like one.
 - Without a token only loopback is served; with one every peer must bring it as PLAIN password, and the socket refuses NULL by itself.
@@ -25,12 +28,14 @@ from enum import Enum
 import zmq
 
 from personae.errors import AskedWrong, WorldFailed
+from personae.service.inbox import Inbox
 
 HANDSHAKE_MS = 3_000  # a peer that connects and says nothing is dropped after this
 ZMTP_HEARTBEAT_MS = 5_000
 ZMTP_TIMEOUT_MS = 15_000  # a game at a breakpoint is silent, but its libzmq thread still answers; a dead machine does not
 SEND_QUEUE = 1_000  # frames that may wait for one peer; then it counts as slow
-RECEIVE_QUEUE = 64  # frames of one peer that wait to be read; then TCP holds it back. Each may be as large as a request may be
+RECEIVE_QUEUE = 0  # no bound of libzmq's (see above): inbox.py has ours
+FRAMES_TAKEN_IN = 1_024  # by one `wait`: some milliseconds
 SEND_BUFFER = 256 * 1024  # bytes of the kernel for one peer: loopback would otherwise hide a stalled reader behind megabytes
 FAREWELL_MS = 250  # what `close` may wait for last frames; LINGER 0 would drop the terminal messages of a shutdown
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
@@ -57,12 +62,18 @@ def is_loopback(host: str) -> bool:
 class Transport:
     """A bound ROUTER. Routes are libzmq's own peer ids: bytes that mean one connection and die with it."""
 
-    def __init__(self, host: str, port: int, *, token: str | None, max_frame: int) -> None:
+    def __init__(self, host: str, port: int, *, token: str | None, max_frame: int, flood_notice: bytes = b"") -> None:
+        """`flood_notice`: the last frame to a peer that is hung up on because it sends more than is kept for it."""
         if token is None and not is_loopback(host):
             raise AskedWrong(
                 "bad_arguments", f"{host} can be reached from other machines.", "Set a token (--token), or serve on 127.0.0.1."
             )
         self._token = token
+        self._flood_notice = flood_notice
+        self._inbox = Inbox()
+        self._floods: list[bytes] = []
+        self._is_open = False
+        self._is_taken_in = True
         self._waker, self._woken = _wake_pair()
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
@@ -77,18 +88,28 @@ class Transport:
         self._poller = zmq.Poller()
         self._poller.register(self._zap, zmq.POLLIN)
         self._poller.register(self._woken.fileno(), zmq.POLLIN)
+        self._poller.register(self._router, zmq.POLLIN)
 
     def open(self) -> None:
-        """From now on frames end a `wait`. Until then peers may connect and what they send is kept for them."""
-        self._poller.register(self._router, zmq.POLLIN)
+        """From now on `receive` hands out frames. Until then peers may connect and what they send is kept for them."""
+        self._is_open = True
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all that was there at the last `wait` has been received."""
+        return self._is_taken_in and not self._inbox
 
     def wait(self, timeout_ms: float | None) -> None:
         """Sleep until a frame, a wake-up or the time is there; None: no time limit. Answers handshakes by the way."""
+        if self._is_open and self._inbox:
+            timeout_ms = 0.0
         ready = dict(self._poller.poll(None if timeout_ms is None else math.ceil(max(0.0, timeout_ms))))
         if self._woken.fileno() in ready:
             self._drain_wakes()
         if self._zap in ready:
             self._answer_handshakes()
+        if self._router in ready:
+            self._take_in()
 
     def wake(self) -> None:
         """Let `wait` return. From any thread, any number of times; a full pair means that it is about to wake already."""
@@ -96,13 +117,17 @@ class Transport:
             self._waker.send(b"\0")
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, bytes | None]]:
-        """Up to `limit` of the frames that are there, each with its route. None: a message of more or fewer frames than one."""
-        for _ in range(limit):
-            try:
-                route, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+        """Up to `limit` of the frames that have come, each with its route, one of each peer in turn. None: a message of more or fewer
+        frames than one."""
+        for _ in range(limit if self._is_open else 0):
+            if not self._inbox:
                 return
-            yield route, frames[0] if len(frames) == 1 else None
+            yield self._inbox.take()
+
+    def take_floods(self) -> list[bytes]:
+        """The routes that were hung up on since the last call; no frame of them is received any more."""
+        floods, self._floods = self._floods, []
+        return floods
 
     def send(self, route: bytes, frame: bytes) -> Sent:
         try:
@@ -122,6 +147,31 @@ class Transport:
         self._context.term()
         self._waker.close()
         self._woken.close()
+
+    def _take_in(self) -> None:
+        for _ in range(FRAMES_TAKEN_IN):
+            try:
+                route = self._router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                self._is_taken_in = True
+                return
+            if self._inbox.is_flooder(route) or self._inbox.is_full(route):
+                self._turn_away(route)
+            else:
+                frames = self._router.recv_multipart()  # whole messages only: the rest is there
+                self._inbox.put(route, frames[0] if len(frames) == 1 else None)
+        self._is_taken_in = False
+
+    def _turn_away(self, route: bytes) -> None:
+        """Throw its message away, and hang up the first time: a peer written for it sends fifty times faster than we can read."""
+        frames = self._router.recv_multipart(copy=False)
+        if self._inbox.is_flooder(route):
+            return
+        self._inbox.shut(route)
+        self._floods.append(route)
+        self._router.getsockopt(zmq.EVENTS)  # hear now of peers that are gone: the number of their socket may be another's already
+        if self.send(route, self._flood_notice) is not Sent.GONE:
+            _hang_up(frames[0])
 
     def _drain_wakes(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -164,6 +214,16 @@ def _configure(router: zmq.Socket[bytes], has_token: bool, max_frame: int) -> No
     router.setsockopt(zmq.SNDHWM, SEND_QUEUE)
     router.setsockopt(zmq.SNDBUF, SEND_BUFFER)
     router.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+
+
+def _hang_up(frame: zmq.Frame) -> None:
+    """On the connection that brought it. libzmq has no call for that, but sees an end like any other when the socket is shut down."""
+    with contextlib.suppress(OSError, zmq.ZMQError):
+        connection = socket.socket(fileno=int(frame.get(zmq.SRCFD)))
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        finally:
+            connection.detach()  # it stays libzmq's to close
 
 
 def _bind(router: zmq.Socket[bytes], host: str, port: int) -> str:

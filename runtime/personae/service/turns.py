@@ -112,7 +112,7 @@ class Turns:
     def begin(self, turn: OpenTurn) -> TurnAsked:
         """The turn that was next. AskedWrong when its prompt cannot be made any more."""
         if turn.cuts_last and isinstance(turn.request, Say) and turn.request.heard is not None:
-            turn.npc.cut_last(turn.request.heard)
+            turn.npc.cut_heard(turn.request.heard)
         return self._begin(turn, self._plan(turn.request, turn.npc))
 
     def is_waiting(self, turn: TurnId) -> bool:
@@ -152,7 +152,7 @@ class Turns:
         npc.adapter, npc.name = use.key if use else None, character.name
         npc.asked += not turn.is_warm
         turn.adapter, turn.seed = npc.adapter, sampling.seed or 0
-        turn.receipt, turn.n_cut_lines = prompt.receipt.to_wire(), prompt.n_cut_lines
+        turn.receipt, turn.n_cut_lines = prompt.receipt.to_wire(), npc.n_trimmed + prompt.n_cut_lines
         return TurnAsked(
             turn.asked_ms,
             turn.turn,
@@ -218,6 +218,8 @@ class Turns:
         turn = self._open.get(action.turn)
         if turn is None:
             return None
+        if turn.text.strip():
+            turn.npc.is_unsaid = True
         failure = PersonaeError(action.code, action.message, action.hint, retry_after_ms=action.retry_after_ms)
         return self._close(turn, [replies.error(turn.request.id, failure)], has_changed_npc=turn.is_begun and not turn.is_warm)
 
@@ -232,9 +234,11 @@ class Turns:
     def _commit(self, turn: OpenTurn, action: EndTurn) -> None:
         npc, text = turn.npc, turn.heard_text
         if turn.is_begun:
-            npc.unseen = turn.n_cut_lines
+            npc.unseen = max(0, turn.n_cut_lines - npc.n_trimmed)
         drawn = action.reply if text == turn.text else ()
-        npc.commit(turn.turn, turn.line, text, action.finish, drawn, self._vocabulary)
+        is_answer = npc.commit(turn.turn, turn.line, text, action.finish, drawn, self._vocabulary)
+        if turn.text.strip():
+            npc.is_unsaid = not is_answer
         turn.session.note_spoken(turn.request.id, npc.id, turn.turn)
 
     def _fall_back(self, turn: OpenTurn) -> str | None:

@@ -14,7 +14,8 @@ from personae.scheduler.events import Event
 
 class Witness(Protocol):
     def saw(self, event: Event, actions: Sequence[Action]) -> None:
-        """The scheduler was handed `event` and answered with `actions`; nothing of them has been carried out yet."""
+        """The scheduler was handed `event` and answered with `actions`; nothing of them has been carried out yet. None at all: perhaps it
+        failed over the event, and another scheduler begins after it."""
         ...
 
 

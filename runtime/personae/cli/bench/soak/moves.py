@@ -17,10 +17,6 @@ from personae.cli.bench.soak.players import Asked, Crowd, Player
 HOT = 40  # NPCs that are talked to most; with more of them than slots, none is in its slot for long
 OPEN = 28  # turns that are kept open: more than slots
 FLOOD = 32  # says at once, now and then: with those that are open, more than may wait
-MOST_ASKED = (
-    24  # by one client: with a flood on top still fewer than the service's socket reads ahead (libzmq 4.3.5 aborts where a peer that
-)
-# it holds back resets its connection and a heartbeat is due before its frames are read)
 SILENCE_S = 9.0  # well over three heartbeats
 SAVES = ("first", "second", "third")
 LINES = (
@@ -68,7 +64,7 @@ class Moves:
         """If it is time for one, and anybody is there to make it."""
         self._bring_back()
         self._kill_engine_when_due()
-        players = [player for player in self._crowd.living() if len(player.asked) < MOST_ASKED]
+        players = self._crowd.living()
         if not players:
             return
         is_full = self._crowd.n_open >= OPEN
