@@ -8,7 +8,7 @@ import pytest
 
 from personae.engine.batch import PrefillChunk, RowDone, RunStep, StepDone
 from personae.scheduler import SchedulerConfig
-from personae.scheduler.budget import FIRST_ROWS, STRETCH, StepBudget
+from personae.scheduler.budget import AIM, FIRST_ROWS, STRETCH, StepBudget
 from personae.scheduler.costs import GUESS_FIXED_MS, GUESS_ROW_MS, GUESS_TOKEN_MS
 from personae.scheduler.flight import Flight
 from personae.types import Priority, TurnId
@@ -140,7 +140,7 @@ def test_rows_grow_no_faster_than_twofold_into_the_unknown() -> None:
 
 def test_prefill_gets_what_the_rows_leave() -> None:
     budget = measured(step_ms=100.0)
-    fit = int((100.0 - LAPTOP.chunk_ms) / LAPTOP.token_ms)
+    fit = int((AIM * 100.0 - LAPTOP.chunk_ms) / LAPTOP.token_ms)
     assert budget.step_tokens == pytest.approx(fit, abs=2)
     assert budget.chunk(500, budget.decode_ms(2)) == pytest.approx(fit - LAPTOP.decode_ms(2) / LAPTOP.token_ms, abs=2)
 
@@ -173,9 +173,9 @@ def test_a_fast_machine_takes_several_chunks_a_step() -> None:
 
 
 def test_a_long_prompt_is_prefilled_over_several_steps_and_the_last_chunk_draws_the_first_token() -> None:
-    stage = Stage(step_ms=20.0, min_chunk=4)  # five tokens a step at the guessed price
+    stage = Stage(step_ms=20.0, min_chunk=4)  # four tokens a step at the guessed price
     turn = stage.ask("bob", range(1, 100))
-    assert chunks(stage) == [PrefillChunk(turn, tuple(range(1, 6)), last=False)]
+    assert chunks(stage) == [PrefillChunk(turn, tuple(range(1, 5)), last=False)]
     while turn not in stage.spoken:
         assert sum(len(chunk.tokens) for chunk in chunks(stage)) <= 40, "a token takes 1 ms there"
         last = chunks(stage)[-1]
@@ -186,7 +186,7 @@ def test_a_long_prompt_is_prefilled_over_several_steps_and_the_last_chunk_draws_
 
 
 def test_no_chunk_is_longer_than_the_engine_takes_and_several_may_share_a_step() -> None:
-    stage = Stage(prefill_chunk=20, step_ms=100.0)  # two whole chunks a step at the guessed price
+    stage = Stage(prefill_chunk=20, step_ms=120.0)  # two whole chunks a step at the guessed price
     bob, ann = stage.ask("bob", range(1, 42)), stage.ask("ann", range(1, 30))
     assert [(chunk.turn, len(chunk.tokens), chunk.last) for chunk in chunks(stage)] == [(bob, 20, False), (bob, 20, False), (bob, 1, True)]
     stage.settle()

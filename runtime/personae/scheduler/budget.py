@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WORTH = 1.08  # of the best price of a row: fewer rows at a time are taken when theirs is no higher
 SHORTEST = 0.5  # of the target: steps are not cut any shorter than that; each costs a little besides, which is not measured
+AIM = 0.85  # of the target, for a piece of a prompt: its time is the least certain of all that is in a step
 STRETCH = 1.15  # of the target, when that ends a prompt: another decode for its last few tokens would cost more
 FIRST_ROWS = 4  # in one step before any was measured; later at most twice as many as there ever were
 
@@ -66,7 +67,7 @@ class StepBudget:
         """Prompt tokens for a step with nothing else in it. On a machine that is too slow for the target: as many as cost no less than the
         pass over the weights that they need, or `min_chunk`."""
         chunk, fixed_ms = self._config.prefill_chunk, self._costs.prefill_ms(0, 1)
-        n_full, left_ms = divmod(self._config.step_ms, self.prefill_ms(chunk))
+        n_full, left_ms = divmod(AIM * self._config.step_ms, self.prefill_ms(chunk))
         fit = int(n_full) * chunk + self._tokens_in(left_ms - fixed_ms)
         return max(1, fit, min(self._config.min_chunk, self._tokens_in(fixed_ms)))
 
@@ -83,14 +84,14 @@ class StepBudget:
     def chunk(self, prompt_left: int, spent_ms: float, *, joins: bool = False) -> int:
         """The next chunk of one prompt in a step that spends so much before it; 0 for none. Pieces of a prompt that takes several steps are
         equally long. A sliver at the end of a step is left to the next one: each chunk is a decode and costs one, whatever its length."""
-        step_ms, longest = self._config.step_ms, min(prompt_left, self._config.prefill_chunk)
+        aim_ms, longest = AIM * self._config.step_ms, min(prompt_left, self._config.prefill_chunk)
         ends_ms = spent_ms + self.prefill_ms(longest, joins=joins)
-        if ends_ms <= step_ms or (longest == prompt_left and ends_ms <= STRETCH * step_ms):
+        if ends_ms <= aim_ms or (longest == prompt_left and ends_ms <= STRETCH * self._config.step_ms):
             return longest
         piece = min(longest, ceil(prompt_left / ceil(prompt_left / self.step_tokens)))
         if not spent_ms:
             return piece
-        n_tokens = min(piece, self._tokens_in(step_ms - spent_ms - self._costs.prefill_ms(0, 1)))
+        n_tokens = min(piece, self._tokens_in(aim_ms - spent_ms - self._costs.prefill_ms(0, 1)))
         return n_tokens if n_tokens >= min(self._config.min_chunk, longest) else 0
 
     def _tokens_in(self, ms: float) -> int:
