@@ -1,10 +1,11 @@
 """A tavern at night: a text game of one room, in which everybody has a voice of their own. Copy from it what you need.
 
-Four things a game with NPCs has to do are here, each in one function:
+Five things a game with NPCs has to do are here, each in one function:
 
     hire      make NPCs of characters, once
     speak     let one answer, and show the reply while it is being spoken
-    address   let the player speak to all who sit at a table, who answer at once; whoever was chatting is interrupted
+    address   let the player speak to all who sit at a table, who answer at once and hear each other; whoever was chatting is interrupted
+    approach  have those ready whom the player is about to meet
     chatter   let NPCs talk among themselves in the background, without ever making the player wait
 
 Everything comes from `personae_client`; the model runs in the service, in a process of its own.
@@ -60,15 +61,25 @@ async def speak(npc: AsyncNpc, text: str, *, speaker: str | None = None, table: 
         print(f"{prefix}{npc.name} looks away and says nothing. [{error.code}]")
         return ""
     if unsaid.strip():
-        print(f"{prefix}{npc.name}: {unsaid.strip()}{' -' if done.finish == 'cancelled' else ''}")
+        print(f"{prefix}{npc.name}: {unsaid.strip()}{' -' if done.finish == 'interrupted' else ''}")
     return done.speech
 
 
-async def address(table: list[AsyncNpc], text: str) -> None:
-    """All who sit there answer together: one decode for all of them, each in the voice of its own adapter."""
-    for npc in table:
-        await npc.cancel()  # it may be in the middle of small talk, and one NPC has one mouth
-    await asyncio.gather(*(speak(npc, text) for npc in table))
+async def address(client: AsyncClient, table: list[AsyncNpc], text: str) -> None:
+    """All who sit there answer together: one decode for all of them, each in the voice of its own adapter.
+
+    What the player says interrupts whoever is in the middle of small talk. Then each of them has heard what the others answered.
+    """
+    answers = await asyncio.gather(*(speak(npc, text) for npc in table))
+    for npc, answer in zip(table, answers, strict=True):
+        listeners = [other.id for other in table if other is not npc]
+        if answer and listeners:
+            await client.observe(listeners, answer, speaker=npc.name)
+
+
+async def approach(table: list[AsyncNpc]) -> None:
+    """The player is on the way: what these NPCs have to read before their first word is read now."""
+    await asyncio.gather(*(npc.warm() for npc in table), return_exceptions=True)  # one that speaks is warm already
 
 
 async def chatter(tables: Tables, is_quiet_at: dict[str, bool]) -> None:
@@ -99,9 +110,10 @@ async def play(client: AsyncClient) -> None:
             if verb == "go" and place in tables:
                 here = place
                 is_quiet_at.update({name: name == here for name in tables})
+                await approach(tables[here])
                 look(tables, here)
             elif line:
-                await address(tables[here], line)
+                await address(client, tables[here], line)
     finally:
         gossip.cancel()
         await asyncio.gather(gossip, return_exceptions=True)
