@@ -67,15 +67,17 @@ def test_one_step_with_it_clears_its_name() -> None:
     assert not stage.set_aside
 
 
-def test_proven_in_this_life_it_is_no_suspect_when_the_engine_dies() -> None:
+def test_once_proven_it_is_no_suspect_however_often_the_engine_is_killed_beside_it() -> None:
     stage = Stage()
     stage.ask("bob", range(1, 10), "pirate", max_tokens=20)
     stage.load()
     stage.step()
     stage.lose()
     stage.start()
-    die_loading(stage, "pirate")
-    assert not stage.set_aside, "the second death is the first that it was near"
+    for _ in range(3):
+        die_loading(stage, "pirate")
+    assert not stage.set_aside
+    assert stage.scheduler.statistics()["adapters"]["suspects"] == 0  # type: ignore[index]
 
 
 def test_of_many_that_come_at_once_only_the_one_that_kills_is_set_aside() -> None:

@@ -5,10 +5,10 @@ or that a turn further ahead in the line waits for. When slots in work use all t
 one that waits do not begin under it, so that it comes free when those that speak with it have ended. Without that, steady traffic of
 resident adapters would keep a new one out for ever.
 
-An adapter can kill the engine. Whatever is on its way or has not been through a step in this engine's life when it dies is a *suspect*
-and gets a strike; so does an adapter just loaded by whose side no step has ended. After two it is *set aside*: nobody speaks with it any
-more. The innocent clear themselves by the first step they take part in, and so that no more of them are there when the guilty one kills
-again, suspects come one at a time.
+An adapter can kill the engine. Whatever is on its way, or just loaded, or in its first step when the engine dies is a *suspect* and gets a
+strike. After two it is *set aside*: nobody speaks with it any more. The innocent clear themselves by the first step they take part in, for
+good: a key is the adapter's content, so what went well once is not what kills, however often the engine is killed beside it. So that no
+more of them are there when the guilty one kills again, suspects come one at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AdapterTable:
         self._retired: set[AdapterKey] = set()
         self._paths: dict[AdapterKey, str] = {}  # of those here or on their way, and of suspects
         self._new: set[AdapterKey] = set()  # resident, and no step has ended since
-        self._proven: set[AdapterKey] = set()  # resident, and a step with it has ended
+        self._proven: set[AdapterKey] = set()  # a step with it has ended, in this engine's life or an earlier one
         self._strikes: dict[AdapterKey, int] = {}
         self.loads = 0
         self.frees = 0
@@ -91,6 +91,7 @@ class AdapterTable:
     def retire(self, key: AdapterKey) -> None:
         """Whoever names it again has repaired what was wrong."""
         self._forget_strikes(key)
+        self._proven.discard(key)
         if key in self._resident or key in self._loading:
             self._retired.add(key)
 
@@ -105,7 +106,6 @@ class AdapterTable:
         del self._resident[key]
         self._retired.discard(key)
         self._new.discard(key)
-        self._proven.discard(key)
         self.frees += 1
 
     def forget_all(self) -> None:
@@ -114,7 +114,6 @@ class AdapterTable:
         self._loading.clear()
         self._retired.clear()
         self._new.clear()
-        self._proven.clear()
         self._paths = {key: path for key, path in self._paths.items() if key in self._strikes}
 
     # --- those that kill the engine -----------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class AdapterTable:
 
     def note_death(self, in_use: AbstractSet[AdapterKey]) -> list[AdapterKey]:
         """The engine died; returns the adapters that are set aside for it now. `in_use`: by slots at work."""
-        suspects = self._loading | self._new | (in_use - self._proven)
+        suspects = (self._loading | self._new | in_use) - self._proven
         for key in suspects:
             self._strikes[key] = self._strikes.get(key, 0) + 1
         return sorted(key for key in suspects if self._strikes[key] == STRIKES)

@@ -1,7 +1,7 @@
 """An engine's life as the scheduler sees it: it starts, its adapters come or are refused, it dies. Decides who is lost and who is to blame.
 
-What a dead engine held is gone, and every open turn with it. An adapter that was there twice when an engine died, and had not been through
-a step by then, is set aside: its turns fail by its name, so that the others live.
+What a dead engine held is gone, and every open turn with it. An adapter that was there twice when an engine died, and has never been
+through a step, is set aside: its turns fail by its name, so that the others live.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ PHASES = 2  # the service is started again after each
 QUIET_S = 90.0  # for all that is open to end, once nobody asks any more
 ASKED_AT_ONCE = 40
 FAKE_STEP_MS = 4.0
-KILLS_EVERY_S = 17.0  # often enough in a minute, seldom enough in ten
+KILLS_EVERY_S, KILLS = 17.0, 8  # of the engine, at the most: where it is killed all the time, nobody has his say
 NOT_DONE = ["Packs are swapped where the service starts again: it does not read them anew while it runs."]
 
 
@@ -89,7 +89,7 @@ class Soak:
         self._config = _config(args, folder, model)
         self._vocabulary = make_vocabulary(model)
         self._crowd = Crowd(PLAYERS, self._secrets, self._failures)
-        self._moves = Moves(self._crowd, self._npcs, self._secrets, self._random, KILLS_EVERY_S)
+        self._moves = Moves(self._crowd, self._npcs, self._secrets, self._random, max(KILLS_EVERY_S, args.minutes * 60 / KILLS))
         self._stats: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from personae.cli.bench.soak.players import Asked, Crowd, Player
 
 HOT = 40  # NPCs that are talked to most; with more of them than slots, none is in its slot for long
 OPEN = 28  # turns that are kept open: more than slots
+BREATH_S = 0.2  # between two moves while so many are open: else a slow model's turns would all be broken off by somebody
 FLOOD = 32  # says at once, now and then: with those that are open, more than may wait
 SILENCE_S = 9.0  # well over three heartbeats
 SAVES = ("first", "second", "third")
@@ -41,6 +42,7 @@ class Moves:
         self._secrets = secrets
         self._random = random
         self._kill_every_s = kill_every_s
+        self._due_s = 0.0
         self._kill_due_s = time.monotonic() + kill_every_s * 0.7
         self._document: dict[str, Any] | None = None  # the newest that a client took with it
         self._table: dict[Callable[[Player], object], int] = {
@@ -68,8 +70,9 @@ class Moves:
         if not players:
             return
         is_full = self._crowd.n_open >= OPEN
-        if is_full and self._random.random() < 0.8:
+        if is_full and time.monotonic() < self._due_s:
             return
+        self._due_s = time.monotonic() + BREATH_S
         left_out: list[Callable[..., object]] = [self._say] if is_full else []
         if any(player.silent_until_s for player in self._crowd.players):
             left_out.append(self._fall_silent)
@@ -120,21 +123,23 @@ class Moves:
 
     def _break_in(self, player: Player) -> None:
         """A line to somebody who is speaking."""
-        speaking = self._speaking()
+        speaking = self._disturbed()
         if speaking:
             mid_reply = self._random.choice((None, "interrupt", "queue", "refuse"))
             self._say(player, self._random.choice(speaking), mid_reply=mid_reply, heard=self._heard())
 
     def _cancel(self, player: Player) -> None:
-        turns = [id for id, asked in player.asked.items() if asked.kind in ("say", "warm")]
-        speaking = self._speaking()
+        turns = [id for id, asked in player.asked.items() if asked.kind in ("say", "warm") and not _is_spared(id)]
+        speaking = self._disturbed()
         if turns and self._random.random() < 0.6:
             player.ask("cancel", turn=self._random.choice(turns), heard=self._heard())
         elif speaking:
             player.ask("cancel", npc=self._random.choice(speaking), heard=self._heard())
 
-    def _speaking(self) -> list[str]:
-        return [asked.npc for player in self._crowd.players for asked in player.asked.values() if asked.kind == "say" and asked.npc]
+    def _disturbed(self) -> list[str]:
+        """NPCs that speak, and may be broken in upon."""
+        open_asked = (item for player in self._crowd.players for item in player.asked.items())
+        return [asked.npc for id, asked in open_asked if asked.kind == "say" and asked.npc and not _is_spared(id)]
 
     def _warm(self, player: Player) -> None:
         player.ask("warm", npc=self._npc(), priority=self._random.choice(PRIORITIES))
@@ -221,3 +226,8 @@ class Moves:
         self.made["kill_engine"] += 1
         with contextlib.suppress(ProcessLookupError):  # it has died of itself meanwhile
             os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def _is_spared(request: int) -> bool:
+    """Three of five turns are let alone: where every reply is cut off, hardly a slot is ever parked or put aside."""
+    return request % 5 < 3
