@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from personae.prompt import Line, PromptBuilder
-from personae.prompt.summary import PIECE, summary_request
+from personae.prompt.summary import PIECE, summary_request, without_question
 from tests.prompt.byte_tokenizer import ByteTokenizer
 from tests.prompt.templates import CHATML
 
@@ -23,6 +23,14 @@ def test_everything_is_told_by_nobody_and_the_question_comes_last() -> None:
     assert "Greta learn" in lines[-1].text
     assert all(not line.is_npc and not line.speaker and line.tokens is None for line in lines)
     assert "two or three" in persona.core
+
+
+@pytest.mark.parametrize("between", ["", ": ", " "])
+def test_question_that_the_model_repeats_is_no_memory(between: str) -> None:
+    question = summary_request("Greta", TALK)[1][-1].text
+    assert without_question("Greta", f"{question}{between}Ann wants a bed.") == "Ann wants a bed."
+    assert without_question("Greta", question.lower()) == ""
+    assert without_question("Greta", "In two days Ann leaves.") == "In two days Ann leaves."
 
 
 def test_summary_of_nothing_is_a_question_all_the_same() -> None:

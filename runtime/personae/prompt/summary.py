@@ -25,7 +25,17 @@ CORE = "You sum up conversations in two or three short sentences."
 def summary_request(name: str, lines: Sequence[Line]) -> tuple[Persona, list[Line]]:
     """What to give to `build`, for the memory that the NPC called `name` keeps of `lines`. No adapter: a voice is no reporter."""
     told = [_told(piece) for line in lines for piece in _told_of(name, line)]
-    return Persona(name, CORE), [*told, _told(f"In two or three short sentences, what did {name} learn and promise?")]
+    return Persona(name, CORE), [*told, _told(_question(name))]
+
+
+def without_question(name: str, said: str) -> str:
+    """What the model said, less the question where it began by repeating that; small models do."""
+    question = _question(name)[:-1]
+    return said[len(question) :].lstrip("?: ") if said.lower().startswith(question.lower()) else said
+
+
+def _question(name: str) -> str:
+    return f"In two or three short sentences, what did {name} learn and promise?"
 
 
 def _told(text: str) -> Line:

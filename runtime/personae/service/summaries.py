@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from personae.errors import PersonaeError
 from personae.prompt import Line, Prompt, PromptBuilder
-from personae.prompt.summary import summary_request
+from personae.prompt.summary import summary_request, without_question
 from personae.scheduler.actions import EndTurn, FailTurn, Speak
 from personae.scheduler.events import NpcGone, TurnAsked
 from personae.service.heard import sentence_ends
@@ -67,7 +67,7 @@ class Summaries:
 
     def end(self, action: EndTurn) -> None:
         summary = self._close(action.turn)
-        text = _memory("".join(summary.pieces), action.finish)
+        text = _memory(summary.npc.name, "".join(summary.pieces), action.finish)
         if text and self._is_there(summary.npc) and summary.npc.remember(text, summary.edition, summary.until):
             self._keeping.keep(summary.npc)
             self.note(summary.npc)
@@ -121,9 +121,9 @@ def _ghost_of(npc: Npc) -> NpcId:
     return NpcId(f"summary\x1f{npc.id}")
 
 
-def _memory(said: str, finish: FinishReason) -> str:
+def _memory(name: str, said: str, finish: FinishReason) -> str:
     """What is worth keeping of a summary; "" when nothing is. One that was too long loses the sentence it was cut in."""
-    text = " ".join(said.split())
+    text = without_question(name, " ".join(said.split()))
     if finish not in WHOLE:
         return ""
     if finish is FinishReason.LENGTH:
