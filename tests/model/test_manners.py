@@ -123,6 +123,20 @@ def test_an_npc_that_begins_with_a_copy_says_what_a_first_one_says(start: Start)
     assert (first["usage"]["source"], second["usage"]["source"]) == ("none", copied)
 
 
+def test_those_of_one_pack_who_are_spoken_to_at_once_say_what_each_would_alone(start: Start) -> None:
+    alone, together = start(), start(step_ms=0.01)  # so that the persona takes many steps
+    for peer in (alone, together):
+        for npc in ("first", "second", "third"):
+            peer.ask("spawn", character="anna", npc=npc)
+    sampling = {"temperature": 1.0, "seed": 5, "repeat_penalty": 1.3}
+    expected = [say(alone, npc, LINES[n], sampling=sampling)["text"] for n, npc in enumerate(("first", "second", "third"))]
+    turns = [together.send("say", npc=npc, text=LINES[n], sampling=sampling) for n, npc in enumerate(("first", "second", "third"))]
+    dones = [together.end_of(turn) for turn in turns]
+    assert texts(dones) == expected
+    if together.ask("stats")["model"]["architecture"] == "llama":
+        assert "copy" in sources(dones)
+
+
 def test_two_voices_with_the_same_words_never_share_kv(start: Start) -> None:
     """anna and a namesake under another adapter: equal tokens, other KV."""
     alone, together = start(), start(engine={"n_slots": 2})

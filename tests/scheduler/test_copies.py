@@ -38,6 +38,25 @@ def test_a_guard_at_work_lends_what_it_has() -> None:
     assert [stage.reply(turn) for turn in (first, second)] == [stage.expected(turn)[0] for turn in (first, second)]
 
 
+def test_of_guards_that_are_spoken_to_at_once_one_reads_and_the_others_copy() -> None:
+    stage = Stage(n_slots=4, step_ms=60.0)  # about twenty tokens a step at the guessed price
+    turns = [stage.ask(f"guard {n}", (*PERSONA, 100 + n, 101), "guard") for n in range(3)]
+    stage.settle()
+    assert [stage.reply(turn) for turn in turns] == [stage.expected(turn)[0] for turn in turns]
+    assert [stage.usage(turn).source for turn in turns] == ["none", "copy", "copy"]
+    assert all(stage.usage(turn).prompt == len(PERSONA) + 2 for turn in turns)
+    assert stage.scheduler.statistics()["copies"] == 2, "nobody copies from one who still reads"
+
+
+def test_a_warm_turn_that_can_copy_all_of_its_prompt_ends() -> None:
+    stage = Stage(n_slots=4, step_ms=60.0)
+    guard = stage.ask("guard 1", (*PERSONA, 100), "guard")
+    warm = stage.ask("guard 2", PERSONA, "guard", draws=False)
+    stage.settle()
+    assert stage.reply(guard) == stage.expected(guard)[0]
+    assert (stage.ended[warm].finish, stage.usage(warm).source) == ("warm", "copy")  # type: ignore[union-attr]
+
+
 def test_a_copy_is_taken_from_host_memory_too() -> None:
     stage = Stage(n_slots=1)
     said(stage, "guard 1", (*PERSONA, 100))

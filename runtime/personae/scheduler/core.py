@@ -145,6 +145,7 @@ class Scheduler:
         if books.n_ctx is None:
             return
         if books.is_idle:
+            self._catch_up()
             self._end_warm()
         if books.stirred:
             self._move_line(books.n_ctx)
@@ -172,6 +173,16 @@ class Scheduler:
         self._last_flight = None
         if books.flight is not None:
             books.answer.order(books.flight.order())
+
+    def _catch_up(self) -> None:
+        """Those who still read their prompt may copy what another has read by now."""
+        books = self._books
+        for turn in books.slots.busy():
+            if turn.prompt_left > 0 and not turn.drawn:
+                n_copies = self._seating.copies
+                books.answer.order(*self._seating.catch_up(turn))
+                if self._seating.copies > n_copies:
+                    books.ledger.note_seated(turn)
 
     def _end_prepared(self) -> None:
         """Turns that were only to prepare an NPC which is ready as it is."""

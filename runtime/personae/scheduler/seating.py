@@ -13,10 +13,10 @@ Whoever loses a slot to somebody else is put aside in host memory, where that is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from personae.engine.batch import CopySlot, DropStash, FetchStash, Order, PauseTurn, StashSlot
+from personae.engine.batch import CopySlot, DropStash, FetchStash, Order, PauseTurn, ResumeTurn, StashSlot
 from personae.scheduler.host import HostMemory, Stashed
 from personae.scheduler.sequence import Place, Sequence, common_prefix
 from personae.scheduler.slots import SlotTable
@@ -67,6 +67,20 @@ class Seating:
         if stashed is not None:
             yield StashSlot(place.slot, stashed.stash)
 
+    def catch_up(self, turn: Sequence) -> Iterator[Order]:
+        """Give a turn that still reads its prompt what another has read since it was seated: of three guards that are spoken to at once one
+        reads their persona, and the others copy it. Not from one that is still reading: it would be copied piece by piece."""
+        place = turn.place
+        assert place is not None, f"turn {turn.turn} holds no slot"
+        readers = [other for other in self._slots if other.turn is None or other.turn.prompt_left == 0]
+        find = self._longest_in(readers, turn, _Find(turn.computed, turn.source, place))
+        if find.place is place:
+            return
+        yield PauseTurn(turn.turn)
+        yield from self._bring(find, place, turn.goal)
+        turn.note_caught_up(find.kind)
+        yield ResumeTurn(turn.turn, place.slot, turn.computed, turn.goal[: turn.computed])
+
     def is_prepared(self, turn: Sequence) -> bool:
         """Whether the NPC's own slot holds all that a warm turn is to prefill."""
         place = self._slots.of(turn.npc)
@@ -83,13 +97,19 @@ class Seating:
         own = self._host.of_turn(turn)
         if own is not None and (shared := self._shared(own.tokens, own.adapter, turn, self.can_cut_moved)) > best.shared:
             best = _Find(shared, KvSource.SAVED if own.is_saved else KvSource.HOST, stashed=own)
-        at_least = best.shared + CLEARLY
-        for other in self._slots:
-            if self._may_share(other, turn, at_least) and (shared := self._moved_here(other, turn)) >= at_least:
-                best, at_least = _Find(shared, KvSource.COPY, other), shared + 1
+        found = self._longest_in(self._slots, turn, best)
+        at_least = best.shared + CLEARLY if found is best else found.shared + 1
         stashed, shared = self._host.longest(turn.adapter, turn.goal[: turn.most_kept], whole=not self.can_cut_moved)
         if stashed is not None and shared >= at_least:
-            best = _Find(shared, KvSource.COPY, stashed=stashed)
+            found = _Find(shared, KvSource.COPY, stashed=stashed)
+        return found
+
+    def _longest_in(self, places: Iterable[Place], turn: Sequence, best: _Find) -> _Find:
+        """The slot that shares most with the turn, where that is clearly more than the best so far."""
+        at_least = best.shared + CLEARLY
+        for other in places:
+            if self._may_share(other, turn, at_least) and (shared := self._moved_here(other, turn)) >= at_least:
+                best, at_least = _Find(shared, KvSource.COPY, other), shared + 1
         return best
 
     def _there(self, place: Place, turn: Sequence) -> int:

@@ -171,6 +171,12 @@ class Sequence:
         self.place, self.since_ms = None, now_ms
         self.n_pauses += 1
 
+    def note_caught_up(self, source: KvSource) -> None:
+        """More of its prompt was brought into its slot."""
+        before, self.reached = self.reached, max(self.reached, min(self.computed, len(self.asked.prompt)))
+        self.brought, self.source = self.reached - before, source
+        self.reused += self.brought
+
     def paused_at(self, now_ms: float) -> float:
         """How long it has been paused altogether."""
         return self.paused_ms + (now_ms - self.since_ms if self.is_paused else 0.0)
