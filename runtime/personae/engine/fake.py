@@ -45,7 +45,6 @@ BOS, IM_START, IM_END = 256, 257, 258
 _CONTROL = {"<bos>": BOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
 _CONTROL_TEXT = re.compile("(" + "|".join(map(re.escape, _CONTROL)) + ")")
 _N_VOCAB = 256 + len(_CONTROL)
-_ANY_TOKENS = 1 << 31  # a vocabulary that holds every other's
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -305,7 +304,7 @@ def _card(settings: EngineSettings) -> ModelCard:
         architecture="fake",
         content_hash=hashlib.sha256(b"personae fake model, version 1").hexdigest(),
         n_params=0,
-        n_vocab=_ANY_TOKENS if settings.fake_any_tokens else _N_VOCAB,
+        n_vocab=_N_VOCAB,
         n_ctx=settings.n_ctx,
         n_slots=settings.n_slots,
         mode=MixMode.GROUPED if grouped else MixMode.MIXED,

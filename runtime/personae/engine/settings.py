@@ -18,4 +18,3 @@ class EngineSettings:
     flash_attention: bool = False  # `personae doctor` measures whether it is faster here; the answer differs by CPU and context
     fake_step_ms: float = 0.0  # what a step of the fake backend takes
     fake_can_cut: bool = True  # False: its memory forgets a sequence wholly or not at all, as recurrent models do
-    fake_any_tokens: bool = False  # it takes tokens of any vocabulary, to play again what was recorded with another

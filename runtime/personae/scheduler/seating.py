@@ -22,7 +22,7 @@ from personae.scheduler.sequence import Place, Sequence, common_prefix
 from personae.scheduler.slots import SlotTable
 from personae.types import AdapterUse, KvSource, Token
 
-CLEARLY = 16  # tokens that another sequence must share beyond the turn's own; a copy costs about what so many cost to prefill
+CLEARLY = 16  # tokens that another sequence must share beyond the turn's own; a copy moves a whole sequence, which fewer are not worth
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ class FrameLimits:
 
 
 # A long say with every option takes 50 values and three levels. What needs the room is a restore: nine values a line of history, six
-# levels, and by the time it has so many values it has about as many bytes as a frame may have (150 NPCs with 40 lines each). Measuring
-# takes 0.4 to 0.7 us a value and unpacking as much again: the worst frame there is costs less than a step, the usual one 0.1 ms.
+# levels, and by the time it has so many values it has about as many bytes as a frame may have (150 NPCs with 40 lines each). Time goes
+# with the values, so their number bounds it.
 REQUEST_LIMITS = FrameLimits(frame_bytes=1 << 20, depth=8, keys=128, values=1 << 16, text_bytes=1 << 18)
 # What the service sends: a history or a list of characters may be long.
 REPLY_LIMITS = FrameLimits(frame_bytes=16 << 20, depth=16, keys=4096, values=1 << 20, text_bytes=8 << 20)

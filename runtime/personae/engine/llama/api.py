@@ -77,8 +77,3 @@ def library(name: str) -> ctypes.CDLL:
         if (folder / candidate).exists():
             return ctypes.CDLL(str(folder / candidate))
     raise OurBug("internal", f"llama_cpp has no library '{name}' in {folder.name}/.")
-
-
-def address_of(pointer: Any) -> int:
-    """The address a ctypes pointer of any kind holds; 0 for NULL."""
-    return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
