@@ -176,11 +176,14 @@ def test_a_long_prompt_is_prefilled_over_several_steps_and_the_last_chunk_draws_
     stage = Stage(step_ms=20.0, min_chunk=4)  # four tokens a step at the guessed price
     turn = stage.ask("bob", range(1, 100))
     assert chunks(stage) == [PrefillChunk(turn, tuple(range(1, 5)), last=False)]
+    lengths = []
     while turn not in stage.spoken:
-        assert sum(len(chunk.tokens) for chunk in chunks(stage)) <= 40, "a token takes 1 ms there"
+        lengths.append(sum(len(chunk.tokens) for chunk in chunks(stage)))
         last = chunks(stage)[-1]
         stage.step()
     assert last.last
+    assert lengths[1] <= 40, "a token takes 1 ms there; one piece has not told how its price divides"
+    assert max(lengths[2:]) <= 20, "two have"
     stage.settle()
     assert stage.reply(turn) == stage.expected(turn)[0]
 
