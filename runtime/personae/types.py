@@ -1,7 +1,8 @@
-"""The words every floor shares: ids, sampling settings, why a turn ended, what it cost. Frozen, slotted, no behaviour."""
+"""The words every floor shares: ids, sampling settings, why a turn ended, what it cost. Frozen, slotted, and no behaviour but `voice_of`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -106,10 +107,36 @@ class ReplyRules:
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """The adapter of one sequence. `scale` multiplies alpha / rank of the file."""
+    """One adapter at work. `scale` multiplies alpha / rank of the file."""
 
     key: AdapterKey
     scale: float = 1.0
+
+
+Voice = tuple[AdapterUse, ...]
+"""The adapters under which one sequence is computed, their effects added up. () is the base model alone.
+
+Canonical, so that equal voices are equal values: in order of keys, each key once (voice_of makes one).
+"""
+
+MAX_VOICE_PARTS = 4
+
+
+def voice_of(uses: Iterable[AdapterUse]) -> Voice:
+    """The voice that these adapters add up to: one that is named twice counts with both scales."""
+    scales: dict[AdapterKey, float] = {}
+    for use in uses:
+        scales[use.key] = scales.get(use.key, 0.0) + use.scale
+    return tuple(AdapterUse(key, scales[key]) for key in sorted(scales))
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """Where an adapter comes from when it is not in memory."""
+
+    key: AdapterKey
+    path: str  # of a GGUF file with that content; the engine finds out if it is another by now
+    n_bytes: int = 0  # about what it will take in memory, from the file's header; the engine reports the truth
 
 
 @dataclass(frozen=True, slots=True)

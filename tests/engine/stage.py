@@ -9,13 +9,13 @@ from personae.engine.batch import BeginTurn, ExtendSlot, Order, PrefillChunk, Re
 from personae.engine.fake import FakeBackend, FakeSampler, FakeVocabulary
 from personae.engine.loop import EngineLoop
 from personae.engine.settings import EngineSettings
-from personae.types import AdapterKey, AdapterUse, Limits, ReplyRules, SamplingParams, Slot, TurnId
+from personae.types import AdapterKey, AdapterUse, Limits, ReplyRules, SamplingParams, Slot, TurnId, Voice
 
 SETTINGS = EngineSettings(model="fake", n_slots=4, n_ctx=512)
-VOICE = AdapterKey("aaaaaa" + "0" * 58)
+ADAPTER, OTHER_ADAPTER = AdapterKey("aaaaaa" + "0" * 58), AdapterKey("bbbbbb" + "1" * 58)
+VOICE, OTHER_VOICE = (AdapterUse(ADAPTER),), (AdapterUse(OTHER_ADAPTER),)
 NO_RULES = ReplyRules()
 PLAIN = SamplingParams()
-OTHER_VOICE = AdapterKey("bbbbbb" + "1" * 58)
 
 
 class WatchedBackend(FakeBackend):
@@ -63,12 +63,12 @@ class Stage:
         assert isinstance(done, StepDone)
         return done
 
-    def begin(self, turn: int, line: str, *, slot: int | None = None, adapter: AdapterUse | None = None, **more: Any) -> StepDone:
+    def begin(self, turn: int, line: str, *, slot: int | None = None, voice: Voice = (), **more: Any) -> StepDone:
         """Begin a turn in an empty slot and prefill all of its prompt; the step that drew its first token."""
-        self.do(begin_turn(turn, slot=turn if slot is None else slot, adapter=adapter, **more))
+        self.do(begin_turn(turn, slot=turn if slot is None else slot, voice=voice, **more))
         return self.step(prefill=(chunk(turn, line),))
 
-    def voice(self, key: AdapterKey, path: Any) -> None:
+    def install(self, key: AdapterKey, path: Any) -> None:
         """Make an adapter resident, without a thread."""
         path.write_bytes(b"any")
         self.backend.install_adapter(key, self.backend.prepare_adapter(key, str(path)))
@@ -89,14 +89,14 @@ def begin_turn(
     turn: int,
     *,
     slot: int,
-    adapter: AdapterUse | None = None,
+    voice: Voice = (),
     keep: int = 0,
     history: tuple[int, ...] = (),
     max_tokens: int = 160,
     rules: ReplyRules = NO_RULES,
     sampling: SamplingParams = PLAIN,
 ) -> BeginTurn:
-    return BeginTurn(TurnId(turn), Slot(slot), keep, adapter, sampling, rules, Limits(max_tokens=max_tokens), history)
+    return BeginTurn(TurnId(turn), Slot(slot), keep, voice, sampling, rules, Limits(max_tokens=max_tokens), history)
 
 
 def prompt(line: str) -> tuple[int, ...]:

@@ -12,25 +12,26 @@ from personae.engine import fake
 from personae.engine.fake import IM_END, IM_START, FakeBackend, FakeVocabulary
 from personae.engine.settings import EngineSettings
 from personae.errors import AskedWrong, OurBug
-from personae.types import AdapterKey, AdapterUse, MixMode, SamplingParams, Slot
+from personae.types import AdapterKey, AdapterUse, MixMode, SamplingParams, Slot, Voice
 
 VOCABULARY = FakeVocabulary()
 SMALL = EngineSettings(model="fake", n_slots=3, n_ctx=200, max_adapters=2)
 A, B, C = Slot(0), Slot(1), Slot(2)
-VOICE, OTHER = AdapterKey("aaaaaa" + "0" * 58), AdapterKey("bbbbbb" + "1" * 58)
+ADAPTER, OTHER = AdapterKey("aaaaaa" + "0" * 58), AdapterKey("bbbbbb" + "1" * 58)
+VOICE, BOTH = (AdapterUse(ADAPTER),), (AdapterUse(ADAPTER), AdapterUse(OTHER, 0.5))
 
 
 @pytest.fixture
 def backend(tmp_path: Path) -> FakeBackend:
     backend = FakeBackend(SMALL)
     (tmp_path / "a voice.gguf").write_bytes(b"GGUF")
-    for key in (VOICE, OTHER):
+    for key in (ADAPTER, OTHER):
         backend.install_adapter(key, backend.prepare_adapter(key, str(tmp_path / "a voice.gguf")))
     return backend
 
 
-def ask(backend: FakeBackend, slot: Slot, line: str, adapter: AdapterUse | None = None) -> None:
-    backend.bind(slot, adapter)
+def ask(backend: FakeBackend, slot: Slot, line: str, voice: Voice = ()) -> None:
+    backend.bind(slot, voice)
     backend.prefill(slot, scaffold(line), wants_logits=True)
 
 
@@ -48,11 +49,11 @@ def answer(backend: FakeBackend, slot: Slot, most: int = 1000) -> str:
 
 def test_reply_tells_the_voice_and_what_it_heard(backend: FakeBackend) -> None:
     ask(backend, A, "Good evening!")
-    ask(backend, B, "Good evening!", AdapterUse(VOICE))
-    ask(backend, C, "Hm?", AdapterUse(VOICE, 0.5))
+    ask(backend, B, "Good evening!", VOICE)
+    ask(backend, C, "Hm?", BOTH)
     assert answer(backend, A) == "[base] I heard: Good evening."
     assert answer(backend, B) == "[aaaaaa] I heard: Good evening."
-    assert answer(backend, C) == "[aaaaaa x0.5] I heard: Hm."
+    assert answer(backend, C) == "[aaaaaa+bbbbbb x0.5] I heard: Hm."
 
 
 def test_reply_answers_the_last_user_message_and_not_the_history(backend: FakeBackend) -> None:
@@ -102,24 +103,24 @@ def test_control_tokens_are_parsed_in_scaffold_alone() -> None:
     assert not VOCABULARY.is_end(IM_START)
 
 
-def test_kv_of_another_adapter_is_our_bug(backend: FakeBackend) -> None:
-    ask(backend, A, "Hello", AdapterUse(VOICE))
-    for other in (None, AdapterUse(OTHER), AdapterUse(VOICE, 0.5)):
+def test_kv_of_another_voice_is_our_bug(backend: FakeBackend) -> None:
+    ask(backend, A, "Hello", VOICE)
+    for other in ((), (AdapterUse(OTHER),), (AdapterUse(ADAPTER, 0.5),), BOTH):
         backend.bind(A, other)
-        with pytest.raises(OurBug, match="another adapter"):
+        with pytest.raises(OurBug, match="another voice"):
             backend.decode([(A, 65)])
     backend.cut(A, 0)
     backend.decode([(A, 65)])
 
 
-def test_copied_and_restored_kv_keeps_the_adapter_it_was_made_under(backend: FakeBackend) -> None:
-    ask(backend, A, "Hello", AdapterUse(VOICE))
+def test_copied_and_restored_kv_keeps_the_voice_it_was_made_under(backend: FakeBackend) -> None:
+    ask(backend, A, "Hello", BOTH)
     backend.copy(A, B)
     assert backend.restore(C, backend.export(A)) == backend.n_tokens(A) == backend.n_tokens(B)
     for slot in (B, C):
-        with pytest.raises(OurBug, match="another adapter"):
+        with pytest.raises(OurBug, match="another voice"):
             backend.decode([(slot, 65)])
-        backend.bind(slot, AdapterUse(VOICE))
+        backend.bind(slot, BOTH)
         backend.decode([(slot, 65)])
 
 
@@ -141,7 +142,9 @@ def test_full_slot_refuses_a_prefill_and_stays_as_it_was(backend: FakeBackend) -
 @pytest.mark.parametrize(
     "misuse",
     [
-        lambda backend: backend.bind(A, AdapterUse(AdapterKey("unknown"))),
+        lambda backend: backend.bind(A, (AdapterUse(AdapterKey("unknown")),)),
+        lambda backend: backend.bind(A, (*VOICE, AdapterUse(AdapterKey("unknown")))),
+        lambda backend: backend.bind(A, VOICE * 5),
         lambda backend: backend.free_adapter(AdapterKey("unknown")),
         lambda backend: backend.decode([(B, 65), (A, 65)]),
         lambda backend: backend.decode([(A, 65), (A, 65)]),
@@ -167,8 +170,8 @@ def test_logits_are_gone_after_a_cut(backend: FakeBackend) -> None:
 
 
 def test_slot_of_a_freed_adapter_cannot_be_decoded(backend: FakeBackend) -> None:
-    ask(backend, A, "Hello", AdapterUse(VOICE))
-    backend.free_adapter(VOICE)
+    ask(backend, A, "Hello", VOICE)
+    backend.free_adapter(ADAPTER)
     with pytest.raises(OurBug):
         backend.decode([(A, 65)])
 
@@ -178,9 +181,9 @@ def test_adapters_past_the_limit_and_unreadable_ones_are_refused(backend: FakeBa
     bad.write_bytes(b"BAD")
     codes = []
     for refused in (
-        lambda: backend.prepare_adapter(VOICE, str(bad)),
-        lambda: backend.prepare_adapter(VOICE, str(tmp_path / "nowhere.gguf")),
-        lambda: backend.install_adapter(AdapterKey("third"), backend.prepare_adapter(VOICE, str(tmp_path / "a voice.gguf"))),
+        lambda: backend.prepare_adapter(ADAPTER, str(bad)),
+        lambda: backend.prepare_adapter(ADAPTER, str(tmp_path / "nowhere.gguf")),
+        lambda: backend.install_adapter(AdapterKey("third"), backend.prepare_adapter(ADAPTER, str(tmp_path / "a voice.gguf"))),
     ):
         with pytest.raises(AskedWrong) as caught:
             refused()
@@ -222,7 +225,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kill_adapter(backend: FakeBackend, path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    backend.install_adapter(VOICE, backend.prepare_adapter(VOICE, str(path)))
+    backend.install_adapter(ADAPTER, backend.prepare_adapter(ADAPTER, str(path)))
 
 
 @pytest.mark.usefixtures("mortal")
@@ -238,7 +241,7 @@ def test_an_adapter_can_kill_the_process_at_its_first_decode_and_not_at_that_of_
     ask(backend, A, "Hello")
     assert answer(backend, A) == "[base] I heard: Hello."
     with pytest.raises(Killed, match="70"):
-        ask(backend, B, "Hello", AdapterUse(VOICE))
+        ask(backend, B, "Hello", VOICE)
 
 
 def test_its_memory_can_be_one_that_cannot_be_cut() -> None:

@@ -19,8 +19,8 @@ from personae.engine.batch import DropStash, FetchStash, KvRead, KvWritten, Quit
 from personae.engine.kv_files import KvHead
 from personae.engine.packing import Shapes
 from personae.errors import OurBug
-from personae.types import AdapterUse, FinishReason, Slot, Stash
-from tests.engine.stage import SETTINGS, VOICE, Stage, WatchedBackend
+from personae.types import AdapterKey, AdapterUse, FinishReason, Slot, Stash
+from tests.engine.stage import ADAPTER, OTHER_ADAPTER, SETTINGS, Stage, WatchedBackend
 
 S1, S2 = Slot(1), Slot(2)
 STASH, OTHER = Stash(5), Stash(6)
@@ -38,7 +38,7 @@ def parked(stage: Stage) -> tuple[int, ...]:
 
 
 def write(stage: Stage, path: Path, *, slot: Slot | None = S1, stash: Stash | None = None, tokens: tuple[int, ...] = ()) -> KvWritten:
-    stage.do(WriteKv(str(path), slot, stash, tokens or stage.backend.tokens(S1), None))
+    stage.do(WriteKv(str(path), slot, stash, tokens or stage.backend.tokens(S1), ()))
     stage.loop.settle(block=True)
     done = stage.results.pop()
     assert isinstance(done, KvWritten)
@@ -76,7 +76,7 @@ def resealed(stage: Stage, content: bytes, **changes: Any) -> bytes:
     *_, length, _seal = struct.unpack_from("<12sII16s", content)
     head = replace(shapes.unpack(content[FRONT_BYTES : FRONT_BYTES + length]), **changes)
     packed, blob = shapes.pack(head), content[FRONT_BYTES + length :]
-    return struct.pack("<12sII16s", content[:12], 1, len(packed), stage.backend.seal(packed, blob)) + packed + blob
+    return struct.pack("<12sII16s", content[:12], 2, len(packed), stage.backend.seal(packed, blob)) + packed + blob
 
 
 # --- there and back -----------------------------------------------------------------------------------------------
@@ -92,19 +92,20 @@ def test_what_was_written_is_a_stash_in_the_next_engine(way: str, stage: Stage, 
     assert os.listdir(path.parent) == [path.name]
     later = Stage(WatchedBackend())
     kv = read(later, path)
-    assert kv == KvRead(str(path), STASH, held, None, kv.n_bytes)
+    assert kv == KvRead(str(path), STASH, held, (), kv.n_bytes)
     assert kv.n_bytes > len(held)
     later.do(FetchStash(STASH, S2))
     assert later.backend.tokens(S2) == held
 
 
-def test_the_adapter_comes_back_with_its_scale(stage: Stage, path: Path, tmp_path: Path) -> None:
-    stage.voice(VOICE, tmp_path / "a")
-    use = AdapterUse(VOICE, 0.1)
-    stage.talk(1, stage.begin(1, "Hello", adapter=use))
-    stage.do(WriteKv(str(path), S1, None, stage.backend.tokens(S1), use))
+def test_the_voice_comes_back_with_its_scales(stage: Stage, path: Path, tmp_path: Path) -> None:
+    stage.install(ADAPTER, tmp_path / "a")
+    stage.install(OTHER_ADAPTER, tmp_path / "b")
+    voice = (AdapterUse(ADAPTER, 0.1), AdapterUse(OTHER_ADAPTER, -2.5))
+    stage.talk(1, stage.begin(1, "Hello", voice=voice))
+    stage.do(WriteKv(str(path), S1, None, stage.backend.tokens(S1), voice))
     stage.loop.settle(block=True)
-    assert read(Stage(WatchedBackend()), path).adapter == use
+    assert read(Stage(WatchedBackend()), path).voice == voice
 
 
 def test_a_file_is_replaced_as_a_whole(stage: Stage, content: bytes, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def test_steps_go_on_while_a_file_is_written(stage: Stage, path: Path, monkeypat
         return seal(*parts)
 
     monkeypatch.setattr(stage.backend, "seal", slow)
-    stage.do(WriteKv(str(path), S1, None, held, None))
+    stage.do(WriteKv(str(path), S1, None, held, ()))
     assert stage.talk(2, stage.begin(2, "Hello", slot=1))[1] is FinishReason.END
     stage.loop.settle()
     assert stage.results == []
@@ -149,7 +150,7 @@ def test_a_file_that_is_ready_wakes_the_loop(stage: Stage, path: Path) -> None:
 
 def test_what_was_ordered_before_the_end_is_on_the_disk_after_it(stage: Stage, path: Path) -> None:
     held = parked(stage)
-    stage.do(WriteKv(str(path), S1, None, held, None), Quit())
+    stage.do(WriteKv(str(path), S1, None, held, ()), Quit())
     assert stage.results == [KvWritten(str(path), len(held), path.stat().st_size)]
 
 
@@ -216,7 +217,8 @@ def test_another_model_and_context_are_told_by_name(stage: Stage, content: bytes
         (lambda content: content[:-1], "it is damaged"),
         (lambda content: content + b"\0", "it is damaged"),
         (lambda content: b"GGUF" + content[4:], "it is no file of ours"),
-        (lambda content: content[:12] + b"\2" + content[13:], "it was written by another version of Personae"),
+        (lambda content: content[:12] + b"\1" + content[13:], "it was written by another version of Personae"),
+        (lambda content: content[:12] + b"\3" + content[13:], "it was written by another version of Personae"),
         (lambda content: content[:16] + b"\xff" * 4 + content[20:], "it is damaged, or of a far larger context"),
         (
             lambda content: content[:-9] + bytes((content[-9] ^ 1,)) + content[-8:],
@@ -243,7 +245,10 @@ def test_a_damaged_file_is_refused_and_the_talk_goes_on(spoil: Any, reason: str,
         {"tokens": (-1,)},
         {"n_bytes": 1 << 60},
         {"n_bytes": -1},
-        {"adapter": AdapterUse(VOICE, float("nan"))},
+        {"voice": (AdapterUse(ADAPTER, float("nan")),)},
+        {"voice": (AdapterUse(OTHER_ADAPTER), AdapterUse(ADAPTER))},  # not in order
+        {"voice": (AdapterUse(ADAPTER), AdapterUse(ADAPTER))},
+        {"voice": tuple(AdapterUse(AdapterKey(f"{i}")) for i in range(5))},
     ],
 )
 def test_a_forged_head_is_refused_before_its_blob_is_read(changes: dict[str, Any], stage: Stage, content: bytes, path: Path) -> None:

@@ -27,8 +27,8 @@ from personae.engine.batch import (
 from personae.engine.loop import EngineLoop
 from personae.engine.settings import EngineSettings
 from personae.errors import OurBug, WorldFailed
-from personae.types import AdapterKey, AdapterUse, FinishReason, ReplyRules, SamplingParams, Slot, TurnId
-from tests.engine.stage import OTHER_VOICE, SETTINGS, VOICE, Stage, WatchedBackend, begin_turn, chunk, prompt
+from personae.types import AdapterKey, FinishReason, ReplyRules, SamplingParams, Slot, TurnId
+from tests.engine.stage import ADAPTER, OTHER_ADAPTER, OTHER_VOICE, SETTINGS, VOICE, Stage, WatchedBackend, begin_turn, chunk, prompt
 
 # --- steps and endings --------------------------------------------------------------------------------------------
 
@@ -36,20 +36,20 @@ from tests.engine.stage import OTHER_VOICE, SETTINGS, VOICE, Stage, WatchedBacke
 def test_turn_speaks_until_the_model_ends_it(stage: Stage) -> None:
     first = stage.begin(1, "Hello")
     assert first.prefilled == ((1, len(prompt("Hello"))),)
-    assert (first.n_decodes, first.n_adapters) == (0, 0)
+    assert (first.n_decodes, first.n_voices) == (0, 0)
     assert stage.talk(1, first) == ("[base] I heard: Hello.", FinishReason.END)
     assert stage.backend.samplers[0].closed
 
 
 def test_rows_with_different_adapters_share_one_decode_in_slot_order(stage: Stage, tmp_path: Path) -> None:
-    stage.voice(VOICE, tmp_path / "a")
-    stage.voice(OTHER_VOICE, tmp_path / "b")
-    for turn, adapter in ((3, None), (1, AdapterUse(VOICE)), (2, AdapterUse(OTHER_VOICE))):
-        stage.begin(turn, "Hello", adapter=adapter)
+    stage.install(ADAPTER, tmp_path / "a")
+    stage.install(OTHER_ADAPTER, tmp_path / "b")
+    for turn, voice in ((3, ()), (1, VOICE), (2, OTHER_VOICE)):
+        stage.begin(turn, "Hello", voice=voice)
     done = stage.step((3, 1, 2))
     assert [row.turn for row in done.rows] == [1, 2, 3]
     assert [[slot for slot, _ in rows] for rows in stage.backend.decodes] == [[1, 2, 3]]
-    assert (done.n_decodes, done.n_adapters) == (1, 3)
+    assert (done.n_decodes, done.n_voices) == (1, 3)
 
 
 def test_a_line_said_to_everybody_is_prefilled_in_one_decode(stage: Stage) -> None:
@@ -176,14 +176,14 @@ def test_a_slot_is_extended_after_rows_and_chunks(stage: Stage) -> None:
 
 
 def test_a_turn_in_an_extended_slot_says_what_it_would_in_a_fresh_one(stage: Stage, tmp_path: Path) -> None:
-    stage.voice(VOICE, tmp_path / "a")
-    stage.talk(1, stage.begin(1, "Hello", adapter=AdapterUse(VOICE)))
+    stage.install(ADAPTER, tmp_path / "a")
+    stage.talk(1, stage.begin(1, "Hello", voice=VOICE))
     held = stage.backend.tokens(Slot(1))
     tail = prompt("")[:6]  # up to the content of a line
     stage.step(extend=(ExtendSlot(Slot(1), len(held), tail),))
-    stage.do(begin_turn(2, slot=1, keep=len(held + tail), history=held + tail, adapter=AdapterUse(VOICE)))
+    stage.do(begin_turn(2, slot=1, keep=len(held + tail), history=held + tail, voice=VOICE))
     first = stage.step(prefill=(PrefillChunk(TurnId(2), prompt("Again")[6:], True),))
-    assert stage.talk(2, first) == stage.talk(3, stage.begin(3, "Again", adapter=AdapterUse(VOICE)))
+    assert stage.talk(2, first) == stage.talk(3, stage.begin(3, "Again", voice=VOICE))
 
 
 def test_a_slot_that_holds_another_number_of_tokens_is_left_as_it_is(stage: Stage) -> None:
@@ -219,9 +219,9 @@ def test_a_slot_in_which_a_turn_is_open_is_never_extended(stage: Stage) -> None:
 
 
 def test_a_slot_is_not_extended_under_an_adapter_that_was_freed(stage: Stage, tmp_path: Path) -> None:
-    stage.voice(VOICE, tmp_path / "a")
-    stage.talk(1, stage.begin(1, "Hello", adapter=AdapterUse(VOICE)))
-    stage.backend.free_adapter(VOICE)
+    stage.install(ADAPTER, tmp_path / "a")
+    stage.talk(1, stage.begin(1, "Hello", voice=VOICE))
+    stage.backend.free_adapter(ADAPTER)
     with pytest.raises(OurBug):
         stage.step(extend=(ExtendSlot(Slot(1), stage.backend.n_tokens(Slot(1)), (1,)),))
 
@@ -416,7 +416,7 @@ def test_steps_go_on_while_an_adapter_is_read(tmp_path: Path) -> None:
     backend = GatedBackend()
     stage = Stage(backend)
     (tmp_path / "a").write_bytes(b"GGUF")
-    stage.do(LoadAdapter(VOICE, str(tmp_path / "a")))
+    stage.do(LoadAdapter(ADAPTER, str(tmp_path / "a")))
     assert stage.talk(1, stage.begin(1, "Hello"))[1] is FinishReason.END
     stage.loop.settle()
     assert stage.results == []
@@ -424,8 +424,8 @@ def test_steps_go_on_while_an_adapter_is_read(tmp_path: Path) -> None:
     stage.loop.settle(block=True)
     (loaded,) = stage.results
     assert isinstance(loaded, AdapterLoaded)
-    assert (loaded.key, loaded.bytes_resident, loaded.rank) == (VOICE, 4, 0)
-    first = stage.begin(2, "Hello", adapter=AdapterUse(VOICE))
+    assert (loaded.key, loaded.bytes_resident, loaded.rank) == (ADAPTER, 4, 0)
+    first = stage.begin(2, "Hello", voice=VOICE)
     assert stage.talk(2, first)[0] == "[aaaaaa] I heard: Hello."
 
 
@@ -433,25 +433,25 @@ def test_finished_load_wakes_the_loop(stage: Stage, tmp_path: Path) -> None:
     woken = threading.Event()
     stage.loop = EngineLoop(stage.backend, stage.results.append, woken.set)
     (tmp_path / "a").write_bytes(b"GGUF")
-    stage.do(LoadAdapter(VOICE, str(tmp_path / "a")))
+    stage.do(LoadAdapter(ADAPTER, str(tmp_path / "a")))
     assert woken.wait(10)
     stage.loop.settle()
     assert isinstance(stage.results.pop(), AdapterLoaded)
 
 
 def test_loading_what_is_resident_is_answered_at_once(stage: Stage, tmp_path: Path) -> None:
-    loaded = load(stage, VOICE, tmp_path / "a")
-    stage.do(LoadAdapter(VOICE, "wherever"))
+    loaded = load(stage, ADAPTER, tmp_path / "a")
+    stage.do(LoadAdapter(ADAPTER, "wherever"))
     assert stage.results == [loaded]
 
 
 def test_adapter_is_refused_with_code_and_hint_and_the_next_one_loads(stage: Stage, tmp_path: Path) -> None:
-    refused = load(stage, VOICE, tmp_path / "a", b"BAD")
+    refused = load(stage, ADAPTER, tmp_path / "a", b"BAD")
     assert isinstance(refused, AdapterRefused)
-    assert (refused.key, refused.code) == (VOICE, "adapter_unreadable")
+    assert (refused.key, refused.code) == (ADAPTER, "adapter_unreadable")
     assert refused.message
     assert refused.hint
-    assert isinstance(load(stage, VOICE, tmp_path / "a"), AdapterLoaded)
+    assert isinstance(load(stage, ADAPTER, tmp_path / "a"), AdapterLoaded)
 
 
 class OddBackend(WatchedBackend):
@@ -475,30 +475,48 @@ def test_whatever_reading_an_adapter_raises_becomes_a_refusal(error: Exception, 
     backend = OddBackend()
     backend.error = error
     stage = Stage(backend)
-    stage.do(LoadAdapter(VOICE, "voice.gguf"))
+    stage.do(LoadAdapter(ADAPTER, "voice.gguf"))
     stage.loop.settle(block=True)
-    assert [(result.key, result.code) for result in stage.results if isinstance(result, AdapterRefused)] == [(VOICE, code)]
+    assert [(result.key, result.code) for result in stage.results if isinstance(result, AdapterRefused)] == [(ADAPTER, code)]
 
 
 def test_adapter_past_the_limit_is_refused_and_those_there_stay(tmp_path: Path) -> None:
     stage = Stage(WatchedBackend(type(SETTINGS)(model="fake", max_adapters=1)))
-    assert isinstance(load(stage, VOICE, tmp_path / "a"), AdapterLoaded)
-    assert load(stage, OTHER_VOICE, tmp_path / "b").code == "adapter_limit"
-    stage.do(FreeAdapter(VOICE))
-    assert isinstance(load(stage, OTHER_VOICE, tmp_path / "b"), AdapterLoaded)
+    assert isinstance(load(stage, ADAPTER, tmp_path / "a"), AdapterLoaded)
+    assert load(stage, OTHER_ADAPTER, tmp_path / "b").code == "adapter_limit"
+    stage.do(FreeAdapter(ADAPTER))
+    assert isinstance(load(stage, OTHER_ADAPTER, tmp_path / "b"), AdapterLoaded)
 
 
 def test_freeing_twice_or_what_never_was_is_harmless(stage: Stage, tmp_path: Path) -> None:
-    load(stage, VOICE, tmp_path / "a")
-    stage.do(FreeAdapter(VOICE), FreeAdapter(VOICE), FreeAdapter(OTHER_VOICE))
+    load(stage, ADAPTER, tmp_path / "a")
+    stage.do(FreeAdapter(ADAPTER), FreeAdapter(ADAPTER), FreeAdapter(OTHER_ADAPTER))
     assert stage.backend.statistics()["adapters"] == 0
 
 
 def test_freeing_an_adapter_under_a_speaking_turn_is_our_bug(stage: Stage, tmp_path: Path) -> None:
-    load(stage, VOICE, tmp_path / "a")
-    stage.begin(1, "Hello", adapter=AdapterUse(VOICE))
+    load(stage, ADAPTER, tmp_path / "a")
+    stage.begin(1, "Hello", voice=VOICE)
     with pytest.raises(OurBug):
-        stage.do(FreeAdapter(VOICE))
+        stage.do(FreeAdapter(ADAPTER))
+
+
+def test_a_voice_is_begun_only_when_all_its_adapters_are_there(stage: Stage, tmp_path: Path) -> None:
+    load(stage, ADAPTER, tmp_path / "a")
+    with pytest.raises(OurBug, match="not installed"):
+        stage.do(begin_turn(1, slot=0, voice=VOICE + OTHER_VOICE))
+
+
+def test_no_adapter_of_a_voice_is_freed_while_it_speaks(stage: Stage, tmp_path: Path) -> None:
+    load(stage, ADAPTER, tmp_path / "a")
+    load(stage, OTHER_ADAPTER, tmp_path / "b")
+    first = stage.begin(1, "Hello", voice=VOICE + OTHER_VOICE)
+    for key in (ADAPTER, OTHER_ADAPTER):
+        with pytest.raises(OurBug, match="while a turn speaks"):
+            stage.do(FreeAdapter(key))
+    assert stage.talk(1, first)[0] == "[aaaaaa+bbbbbb] I heard: Hello."
+    stage.do(FreeAdapter(OTHER_ADAPTER))
+    assert stage.backend.statistics()["adapters"] == 1
 
 
 def test_every_step_is_answered_once(stage: Stage) -> None:

@@ -26,8 +26,8 @@ from personae.engine.batch import (
     TurnRefilled,
 )
 from personae.errors import AskedWrong, OurBug, WorldFailed
-from personae.types import AdapterUse, FinishReason, Limits, ReplyRules, SamplingParams, Slot, Stash, TurnId
-from tests.engine.stage import OTHER_VOICE, SETTINGS, VOICE, Stage, WatchedBackend, begin_turn, chunk, prompt
+from personae.types import AdapterUse, FinishReason, Limits, ReplyRules, SamplingParams, Slot, Stash, TurnId, Voice
+from tests.engine.stage import ADAPTER, OTHER_ADAPTER, OTHER_VOICE, SETTINGS, VOICE, Stage, WatchedBackend, begin_turn, chunk, prompt
 
 T1, T2, T77 = TurnId(1), TurnId(2), TurnId(77)
 S0, S1, S2, S3 = map(Slot, range(4))
@@ -169,7 +169,7 @@ def test_a_memory_that_cannot_be_cut_is_refilled_and_says_so(memory: Any) -> Non
         (ResumeTurn(T1, S1, 5),),  # it is not paused
         (PauseTurn(T1), ResumeTurn(T1, S2, 5)),  # where turn 2 is open
         (PauseTurn(T1), ResumeTurn(T1, S1, len(HELLO) + 1)),  # the token it drew last is in no KV
-        (PauseTurn(T1), BeginTurn(T1, S3, 0, None, SamplingParams(), ReplyRules(), Limits())),
+        (PauseTurn(T1), BeginTurn(T1, S3, 0, (), SamplingParams(), ReplyRules(), Limits())),
         (FetchStash(STASH, S1),),
         (CopySlot(S2, S1, 4),),
         (StashSlot(S1, STASH), StashSlot(S2, STASH)),
@@ -259,8 +259,8 @@ def test_a_stash_that_the_backend_does_not_take_leaves_the_slot_empty(stage: Sta
 
 
 def test_a_fetched_slot_is_extended_under_its_own_adapter(stage: Stage, tmp_path: Path) -> None:
-    stage.voice(VOICE, tmp_path / "a")
-    stage.talk(1, stage.begin(1, "Hello", adapter=AdapterUse(VOICE)))
+    stage.install(ADAPTER, tmp_path / "a")
+    stage.talk(1, stage.begin(1, "Hello", voice=VOICE))
     held = stage.backend.tokens(S1)
     stage.do(StashSlot(S1, STASH), CopySlot(S1, S3, 7))
     stage.results.clear()
@@ -268,7 +268,7 @@ def test_a_fetched_slot_is_extended_under_its_own_adapter(stage: Stage, tmp_path
     stage.do(FetchStash(STASH, S2))
     done = stage.step(extend=(ExtendSlot(S2, len(held), (258, 10)), ExtendSlot(S3, 7, held[7:])))
     assert done.extended == ((2, 2), (3, len(held) - 7))
-    stage.do(begin_turn(4, slot=2, keep=len(held) + 2, history=(*held, 258, 10), adapter=AdapterUse(VOICE)))
+    stage.do(begin_turn(4, slot=2, keep=len(held) + 2, history=(*held, 258, 10), voice=VOICE))
     assert stage.talk(4, stage.step(prefill=(chunk(4, "Again"),)))[0] == "[aaaaaa] I heard: Again."
 
 
@@ -306,32 +306,30 @@ def test_a_memory_that_cannot_be_cut_copies_whole_sequences_only() -> None:
 # --- adapters, limits, time ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", [None, AdapterUse(OTHER_VOICE), AdapterUse(VOICE, 0.5)])
+@pytest.mark.parametrize("other", [(), OTHER_VOICE, VOICE + OTHER_VOICE, (AdapterUse(ADAPTER, 0.5),)])
 @pytest.mark.parametrize("orders", [(), (CopySlot(S1, S3, 9),), (StashSlot(S1, STASH), FetchStash(STASH, S3))])
-def test_kv_of_one_adapter_is_never_built_on_under_another(
-    orders: tuple[Any, ...], other: AdapterUse | None, stage: Stage, tmp_path: Path
-) -> None:
-    for key in (VOICE, OTHER_VOICE):
-        stage.voice(key, tmp_path / key)
-    stage.talk(1, stage.begin(1, "Hello", adapter=AdapterUse(VOICE)))
+def test_kv_of_one_voice_is_never_built_on_under_another(orders: tuple[Any, ...], other: Voice, stage: Stage, tmp_path: Path) -> None:
+    for key in (ADAPTER, OTHER_ADAPTER):
+        stage.install(key, tmp_path / key)
+    stage.talk(1, stage.begin(1, "Hello", voice=VOICE))
     stage.do(*orders)
-    with pytest.raises(OurBug, match="another adapter"):
-        stage.do(begin_turn(2, slot=3 if orders else 1, adapter=other, keep=9, history=HELLO[:9]))
+    with pytest.raises(OurBug, match="another voice"):
+        stage.do(begin_turn(2, slot=3 if orders else 1, voice=other, keep=9, history=HELLO[:9]))
 
 
 def test_an_adapter_may_be_freed_while_its_turn_is_paused(stage: Stage, tmp_path: Path) -> None:
-    stage.voice(VOICE, tmp_path / "a")
-    _, held = paused(stage, adapter=AdapterUse(VOICE))
-    stage.do(FreeAdapter(VOICE))
-    stage.backend.free_adapter(VOICE)
-    stage.voice(VOICE, tmp_path / "a")
+    stage.install(ADAPTER, tmp_path / "a")
+    _, held = paused(stage, voice=VOICE)
+    stage.do(FreeAdapter(ADAPTER))
+    stage.backend.free_adapter(ADAPTER)
+    stage.install(ADAPTER, tmp_path / "a")
     stage.do(ResumeTurn(T1, S1, len(held), held))
     assert stage.step((1,)).rows
 
 
 @pytest.mark.parametrize(("max_kv", "n_said"), [(0, 13), (len(HELLO) + 4, 5), (len(HELLO), 1), (1, 1), (9999, 13)])
 def test_a_turn_ends_when_prompt_and_reply_fill_its_share_of_kv(max_kv: int, n_said: int, stage: Stage) -> None:
-    stage.do(BeginTurn(T1, S1, 0, None, SamplingParams(), ReplyRules(), Limits(max_tokens=13, max_kv=max_kv)))
+    stage.do(BeginTurn(T1, S1, 0, (), SamplingParams(), ReplyRules(), Limits(max_tokens=13, max_kv=max_kv)))
     done, n = stage.step(prefill=(chunk(1, "Hello"),)), 1
     while not done.rows[0].finish:
         done, n = stage.step((1,)), n + 1

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from personae.engine import _mixer
 from personae.engine.mixer import Sites, reference_delta, tables, to_halves
 from personae.packs.lora import Lora, Matrix
-from personae.types import AdapterKey
+from personae.types import MAX_VOICE_PARTS, AdapterKey
 
 RANKS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 33, 64, 255, 256)
 WIDTHS = (1, 7, 31, 33, 48, 576)
@@ -56,13 +56,13 @@ def adapter_of(matrix: Matrix) -> _mixer.Adapter:
 
 def said(matrix: Matrix, x: NDArray[np.float32], scale: float = 1.0) -> NDArray[np.float32]:
     n_out, n_in = matrix.b.shape[0], matrix.a.shape[1]
-    return np.frombuffer(_mixer.delta(adapter_of(matrix), 0, n_in, n_out, x.tobytes(), scale), np.float32)
+    return np.frombuffer(_mixer.delta(((adapter_of(matrix), scale),), 0, n_in, n_out, x.tobytes()), np.float32)
 
 
 def assert_close(got: NDArray[np.float32], matrix: Matrix, x: NDArray[np.float32], scale: float = 1.0, within: float = 2e-5) -> None:
     """Within float32 rounding of what could be added up at all: sums that cancel are judged by their terms."""
-    magnitude = reference_delta(Matrix(np.abs(matrix.a), np.abs(matrix.b), abs(matrix.scale)), np.abs(x), abs(scale))
-    assert (np.abs(got - reference_delta(matrix, x, scale)) <= within * magnitude + 1e-30).all()
+    magnitude = reference_delta([(Matrix(np.abs(matrix.a), np.abs(matrix.b), abs(matrix.scale)), abs(scale))], np.abs(x))
+    assert (np.abs(got - reference_delta([(matrix, scale)], x)) <= within * magnitude + 1e-30).all()
 
 
 def test_this_cpu_runs_more_than_the_plain_kernels_on_the_machines_we_know() -> None:
@@ -198,18 +198,28 @@ def adapter(*entries: tuple[object, ...], n_sites: int = 2) -> _mixer.Adapter:
     return _mixer.Adapter(n_sites, list(entries or (entry(),)))  # type: ignore[arg-type]
 
 
-BAD_ROWS: dict[str, Callable[[], tuple[object, object, object]]] = {
-    "no_rows": lambda: ([], [], []),
-    "too_many": lambda: tuple([value] * (_mixer.MAX_ROWS + 1) for value in (None, 0.0, True)),  # type: ignore[return-value]
-    "scales_short": lambda: ([None, None], [0.0], [True, True]),
-    "wants_short": lambda: ([None, None], [0.0, 0.0], [True]),
-    "not_an_adapter": lambda: (["a"], [0.0], [True]),
-    "of_other_site_count": lambda: ([adapter(n_sites=3)], [0.0], [True]),
-    "of_other_shape": lambda: ([adapter(entry(n_in=4))], [0.0], [True]),
-    "of_other_shape_behind_a_good_one": lambda: ([adapter(), adapter(entry(site=1, n_out=64))], [0.0] * 2, [True] * 2),
-    "never_initialised": lambda: ([_mixer.Adapter.__new__(_mixer.Adapter)], [0.0], [True]),
-    "scale_is_a_text": lambda: ([None], ["x"], [True]),
-    "tuples": lambda: ((None,), (0.0,), (True,)),
+def alone(one: object, scale: object = 1.0) -> tuple[tuple[object, object]]:
+    """A voice of one adapter."""
+    return ((one, scale),)
+
+
+BAD_ROWS: dict[str, Callable[[], tuple[object, object]]] = {
+    "no_rows": lambda: ([], []),
+    "too_many": lambda: ([()] * (_mixer.MAX_ROWS + 1), [True] * (_mixer.MAX_ROWS + 1)),
+    "voices_short": lambda: ([()], [True, True]),
+    "wants_short": lambda: ([(), ()], [True]),
+    "not_an_adapter": lambda: ([alone("a")], [True]),
+    "no_voice": lambda: ([None], [True]),
+    "a_voice_that_can_be_changed": lambda: ([[(adapter(), 1.0)]], [True]),
+    "a_part_that_can_be_changed": lambda: ([([adapter(), 1.0],)], [True]),
+    "a_part_without_scale": lambda: ([((adapter(),),)], [True]),
+    "of_other_site_count": lambda: ([alone(adapter(n_sites=3))], [True]),
+    "of_other_shape": lambda: ([alone(adapter(entry(n_in=4)))], [True]),
+    "of_other_shape_behind_a_good_one": lambda: ([alone(adapter()), alone(adapter(entry(site=1, n_out=64)))], [True] * 2),
+    "of_other_shape_as_a_second_part": lambda: ([alone(adapter()) + alone(adapter(entry(site=1, n_out=64)))], [True]),
+    "never_initialised": lambda: ([alone(_mixer.Adapter.__new__(_mixer.Adapter))], [True]),
+    "scale_is_a_text": lambda: ([alone(adapter(), "x")], [True]),
+    "tuples": lambda: (((),), (True,)),
 }
 
 
@@ -218,11 +228,22 @@ def test_rows_that_do_not_fit_are_refused(name: str) -> None:
     rows = mixer()
     with pytest.raises((ValueError, TypeError)):
         rows.set_rows(*BAD_ROWS[name]())  # type: ignore[arg-type]
-    rows.set_rows([adapter(), None], [1.0, 0.0], [True, False])  # and it goes on
+    rows.set_rows([((adapter(), 1.0),), ()], [True, False])  # and it goes on
 
 
 def test_the_most_rows_are_taken() -> None:
-    mixer().set_rows([None] * _mixer.MAX_ROWS, [0.0] * _mixer.MAX_ROWS, [False] * _mixer.MAX_ROWS)
+    one = adapter()
+    mixer().set_rows([((one, 1.0),) * MAX_VOICE_PARTS] * _mixer.MAX_ROWS, [False] * _mixer.MAX_ROWS)
+
+
+def test_a_voice_of_too_many_parts_is_out_of_range() -> None:
+    """As many as the types allow, and no more."""
+    assert _mixer.MAX_PARTS == MAX_VOICE_PARTS
+    one = adapter()
+    with pytest.raises(ValueError, match="5 parts; at most 4"):
+        mixer().set_rows([(), ((one, 1.0),) * 5], [True, True])
+    with pytest.raises(ValueError, match="5 parts; at most 4"):
+        _mixer.delta(((one, 1.0),) * 5, 0, 8, 8, bytes(32))
 
 
 BAD_MIXERS: dict[str, tuple[object, object, object]] = {
@@ -246,7 +267,7 @@ def test_a_mixer_that_makes_no_sense_is_refused(name: str) -> None:
 def test_a_mixer_that_was_never_initialised_takes_no_rows() -> None:
     empty = _mixer.Mixer.__new__(_mixer.Mixer)
     with pytest.raises(ValueError, match="initialised"):
-        empty.set_rows([None], [0.0], [True])
+        empty.set_rows([()], [True])
     assert empty.seen() == []
     with pytest.raises(ValueError, match="threads"):
         empty.set_threads(0)
@@ -257,7 +278,7 @@ def test_a_mixer_that_was_never_initialised_takes_no_rows() -> None:
 )
 def test_delta_of_other_sizes_is_refused(site: int, n_in: int, n_out: int, n_x: int) -> None:
     with pytest.raises(ValueError, match=r"no matrix|holds"):
-        _mixer.delta(adapter(), site, n_in, n_out, bytes(4 * n_x), 1.0)
+        _mixer.delta(((adapter(), 1.0),), site, n_in, n_out, bytes(4 * n_x))
 
 
 def test_kernels_that_do_not_exist_are_refused_and_the_old_ones_stay() -> None:
@@ -283,18 +304,18 @@ def test_padded_bytes_are_reported(n_out: int, padded: int) -> None:
 def test_rows_hold_their_adapters_until_the_next_rows() -> None:
     rows, held = mixer(), adapter()
     before = sys.getrefcount(held)
-    rows.set_rows([held, None, held], [1.0, 0.0, 0.5], [True] * 3)
-    assert sys.getrefcount(held) == before + 2
-    rows.set_rows([None], [0.0], [True])
+    rows.set_rows([((held, 1.0),), (), ((held, 0.5), (held, 0.25))], [True] * 3)
+    assert sys.getrefcount(held) == before + 3
+    rows.set_rows([()], [True])
     assert sys.getrefcount(held) == before
 
 
 def test_refused_rows_let_the_old_ones_stand() -> None:
     rows, held = mixer(), adapter()
     before = sys.getrefcount(held)
-    rows.set_rows([held], [1.0], [True])
+    rows.set_rows([((held, 1.0),)], [True])
     with pytest.raises(TypeError):
-        rows.set_rows([held, "x"], [1.0, 1.0], [True, True])  # type: ignore[list-item]
+        rows.set_rows([((held, 1.0),), (("x", 1.0),)], [True, True])  # type: ignore[list-item]
     assert sys.getrefcount(held) == before + 1
 
 
@@ -302,7 +323,7 @@ def test_a_mixer_that_goes_lets_its_rows_go() -> None:
     held = adapter()
     before = sys.getrefcount(held)
     rows = mixer()
-    rows.set_rows([held], [1.0], [True])
+    rows.set_rows([((held, 1.0),)], [True])
     del rows
     assert sys.getrefcount(held) == before
 

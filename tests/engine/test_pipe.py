@@ -100,8 +100,10 @@ def test_frame_that_is_torn_anywhere_is_no_orderly_end() -> None:
         [69, [[], 0, [], 0.0, 0.0, 0, 0, 1, [], 0.0, 0.0]],
         [69, [[], [], [], 0.0, 0.0, 0, 0, 1, [], 0.0]],  # a field is missing
         [67, ["key", 1, 1, 1.0, [2]]],
-        [74, ["path", 1, [1, "2"], None, 0, ""]],
+        [74, ["path", 1, [1, "2"], [], 0, ""]],
         [74, ["path", 1, [1], ["key"], 0, ""]],
+        [74, ["path", 1, [1], [["key"]], 0, ""]],
+        [74, ["path", 1, [1], None, 0, ""]],
     ],
 )
 def test_frame_that_is_not_ours_is_refused(content: Any) -> None:

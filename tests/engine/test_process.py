@@ -38,8 +38,8 @@ from personae.engine.factory import make_backend, make_vocabulary
 from personae.engine.fake import FakeBackend, FakeVocabulary
 from personae.engine.pipe import read_result, write_orders
 from personae.engine.settings import EngineSettings
-from personae.types import AdapterUse, FinishReason, Slot, Stash, TurnId
-from tests.engine.stage import VOICE, begin_turn, chunk, prompt
+from personae.types import FinishReason, Slot, Stash, TurnId
+from tests.engine.stage import ADAPTER, VOICE, begin_turn, chunk, prompt
 
 FAKE = EngineSettings(model="fake", n_slots=2)
 SOURCE = str(Path(personae.__file__).parents[1])
@@ -112,7 +112,7 @@ def test_child_speaks_and_ends_when_told(child: Child) -> None:
 
 def test_finished_adapter_load_wakes_a_sleeping_child(child: Child, tmp_path: Path) -> None:
     (tmp_path / "voice").write_bytes(b"GGUF")
-    started(child).send([LoadAdapter(VOICE, str(tmp_path / "voice"))])
+    started(child).send([LoadAdapter(ADAPTER, str(tmp_path / "voice"))])
     assert isinstance(child.result(), AdapterLoaded)
 
 
@@ -205,10 +205,10 @@ def test_an_adapter_that_kills_takes_the_process_and_no_result_comes_back(
     content: bytes, answers_load: bool, child: Child, tmp_path: Path
 ) -> None:
     (tmp_path / "voice").write_bytes(content)
-    started(child).send([LoadAdapter(VOICE, str(tmp_path / "voice"))])
+    started(child).send([LoadAdapter(ADAPTER, str(tmp_path / "voice"))])
     if answers_load:
         assert isinstance(child.result(), AdapterLoaded)
-        child.send([begin_turn(1, slot=0, adapter=AdapterUse(VOICE)), RunStep(prefill=(chunk(1, "Hello"),))])
+        child.send([begin_turn(1, slot=0, voice=VOICE), RunStep(prefill=(chunk(1, "Hello"),))])
     assert child.wait() == 70
     with pytest.raises(EOFError):
         child.result()
@@ -217,7 +217,7 @@ def test_an_adapter_that_kills_takes_the_process_and_no_result_comes_back(
 def test_kv_that_one_process_wrote_is_read_by_the_next(child: Child, tmp_path: Path) -> None:
     said, _ = say(started(child), "Hello")
     held, path = (*prompt("Hello"), *said.encode()), str(tmp_path / "npc.kv")
-    child.send([WriteKv(path, Slot(0), None, held, None)])
+    child.send([WriteKv(path, Slot(0), None, held, ())])
     assert isinstance(written := child.result(), KvWritten)
     assert (written.n_tokens, written.reason) == (len(held), "")
     child.send([Quit()])

@@ -12,7 +12,8 @@ import pytest
 from personae.engine.llama.backend import LlamaBackend
 from personae.engine.settings import EngineSettings
 from personae.packs.loader import load_character
-from personae.types import AdapterUse, MixMode, SamplingParams, Slot
+from personae.packs.lora import adapter_key
+from personae.types import AdapterUse, MixMode, SamplingParams, Slot, Voice, voice_of
 
 pytestmark = pytest.mark.model
 
@@ -40,14 +41,15 @@ def backend() -> Iterator[LlamaBackend]:
 
 
 @pytest.fixture(scope="module")
-def uses(backend: LlamaBackend) -> dict[str, AdapterUse]:
-    uses = {}
+def voices(backend: LlamaBackend) -> dict[str, Voice]:
+    voices = {}
     for name in MARKS:
-        adapter = load_character(CHARACTERS / name).adapter
-        assert adapter
-        backend.install_adapter(adapter.key, backend.prepare_adapter(adapter.key, str(adapter.path)))
-        uses[name] = AdapterUse(adapter.key, adapter.scale)
-    return uses
+        files = {adapter_key(part.pack / part.file): part for part in load_character(CHARACTERS / name).adapters}
+        assert files
+        for key, part in files.items():
+            backend.install_adapter(key, backend.prepare_adapter(key, str(part.pack / part.file)))
+        voices[name] = voice_of(AdapterUse(key, part.scale) for key, part in files.items())
+    return voices
 
 
 def heard(backend: LlamaBackend, line: str) -> list[int]:
@@ -57,14 +59,14 @@ def heard(backend: LlamaBackend, line: str) -> list[int]:
     return backend.vocabulary.tokenize(text, special=True)
 
 
-def replies(backend: LlamaBackend, uses: list[AdapterUse | None], line: str, n: int = MAX_TOKENS) -> tuple[list[str], set[tuple[int, int]]]:
-    """What each slot answers, greedily, all in every step; and what the decodes were: (calls, different adapters)."""
-    samplers = [backend.new_sampler(SamplingParams(temperature=0)) for _ in uses]
+def replies(backend: LlamaBackend, voices: list[Voice], line: str, n: int = MAX_TOKENS) -> tuple[list[str], set[tuple[int, int]]]:
+    """What each slot answers, greedily, all in every step; and what the decodes were: (calls, voices more than speakers)."""
+    samplers = [backend.new_sampler(SamplingParams(temperature=0)) for _ in voices]
     said: dict[Slot, list[int]] = {}
-    for number, use in enumerate(uses):
+    for number, voice in enumerate(voices):
         slot = Slot(number)
         backend.cut(slot, 0)
-        backend.bind(slot, use)
+        backend.bind(slot, voice)
         backend.prefill(slot, heard(backend, line), wants_logits=True)
         said[slot] = [backend.sample(slot, samplers[slot])]
     decodes = set()
@@ -73,7 +75,7 @@ def replies(backend: LlamaBackend, uses: list[AdapterUse | None], line: str, n: 
         if not speaking:
             break
         report = backend.decode([(slot, said[slot][-1]) for slot in speaking])
-        decodes.add((report.n_decodes, report.n_adapters - len(speaking)))
+        decodes.add((report.n_decodes, report.n_voices - len(speaking)))
         for slot in speaking:
             said[slot].append(backend.sample(slot, samplers[slot]))
     for sampler in samplers:
@@ -85,23 +87,23 @@ def marked(name: str, text: str) -> bool:
     return re.search(MARKS[name], text, re.IGNORECASE) is not None
 
 
-def test_four_characters_speak_at_once_each_in_their_own_voice(backend: LlamaBackend, uses: dict[str, AdapterUse]) -> None:
+def test_four_characters_speak_at_once_each_in_their_own_voice(backend: LlamaBackend, voices: dict[str, Voice]) -> None:
     assert (backend.card.mode, backend.card.mode_reason) == (MixMode.MIXED, "")
-    texts: dict[str, list[str]] = {name: [] for name in uses}
+    texts: dict[str, list[str]] = {name: [] for name in voices}
     for line in LINES:
-        answers, decodes = replies(backend, list(uses.values()), line)
-        assert decodes == {(1, 0)}  # one call, as many adapters as speakers
-        for name, text in zip(uses, answers, strict=True):
+        answers, decodes = replies(backend, list(voices.values()), line)
+        assert decodes == {(1, 0)}  # one call, as many voices as speakers
+        for name, text in zip(voices, answers, strict=True):
             texts[name].append(text)
     for name, said in texts.items():
         assert any(marked(name, text) for text in said), (name, said)
     assert sum(marked(name, text) for name, said in texts.items() for text in said) >= 6, texts
-    assert len({text for said in texts.values() for text in said}) == len(LINES) * len(uses)
+    assert len({text for said in texts.values() for text in said}) == len(LINES) * len(voices)
 
 
-def test_without_an_adapter_nobody_speaks_like_them(backend: LlamaBackend, uses: dict[str, AdapterUse]) -> None:
+def test_without_an_adapter_nobody_speaks_like_them(backend: LlamaBackend, voices: dict[str, Voice]) -> None:
     """In the same steps as the others: their voices do not bleed."""
-    (plain, *_), _ = replies(backend, [None, *list(uses.values())[:2]], LINES[0], n=8)
-    (alone,), _ = replies(backend, [None], LINES[0], n=8)
+    (plain, *_), _ = replies(backend, [(), *list(voices.values())[:2]], LINES[0], n=8)
+    (alone,), _ = replies(backend, [()], LINES[0], n=8)
     assert plain == alone
     assert not any(marked(name, plain) for name in MARKS), plain

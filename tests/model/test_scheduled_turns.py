@@ -1,4 +1,4 @@
-"""Scheduler, engine loop and llama.cpp together: what an NPC says depends on its prompt and adapter alone, not on what its slot held."""
+"""Scheduler, engine loop and llama.cpp together: what an NPC says depends on its prompt and voice alone, not on what its slot held."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from personae.packs.lora import adapter_key
 from personae.scheduler import Scheduler, SchedulerConfig
 from personae.scheduler.actions import Command, EndTurn, FailTurn
 from personae.scheduler.events import AdapterReported, EngineStarted, Event, FaultReported, StepReported, TurnAsked, TurnCancelled
-from personae.types import AdapterUse, Limits, NpcId, Priority, ReplyRules, SamplingParams, TurnId
+from personae.types import AdapterSource, AdapterUse, Limits, NpcId, Priority, ReplyRules, SamplingParams, TurnId, voice_of
 from tests.tiny import TinyModel, write_model
 from tests.tiny.adapters import draft_adapter
-from tests.tiny.stock import stock_greedy
+from tests.tiny.stock import Adapters, scales_of, stock_greedy
 from tests.tiny.vocabulary import FIRST_BYTE, IM_END
 
 N_SLOTS, N_CTX, N_REPLY = 3, 256, 10
@@ -49,16 +49,17 @@ class House:
             elif isinstance(action, EndTurn | FailTurn):
                 self.ended[int(action.turn)] = action
 
-    def ask(self, npc: str, text: str, voice: Path | None = None, scale: float = 1.0, tail: str = "") -> int:
+    def ask(self, npc: str, text: str, voice: Adapters = None, scale: float = 1.0, tail: str = "") -> int:
         return self.ask_tokens(npc, of(text), voice, scale, of(tail))
 
-    def ask_tokens(self, npc: str, prompt: tuple[int, ...], voice: Path | None, scale: float = 1.0, tail: tuple[int, ...] = ()) -> int:
+    def ask_tokens(self, npc: str, prompt: tuple[int, ...], voice: Adapters, scale: float = 1.0, tail: tuple[int, ...] = ()) -> int:
         self.turn += 1
-        use = AdapterUse(adapter_key(voice), scale) if voice else None
+        files = {adapter_key(path): (str(path), scale) for path, scale in scales_of(voice, scale).items()}
+        speaking = voice_of(AdapterUse(key, scale) for key, (_, scale) in files.items())
+        sources = tuple(AdapterSource(use.key, files[use.key][0]) for use in speaking)
         greedy, limits = SamplingParams(temperature=0), Limits(max_tokens=N_REPLY)
-        path = str(voice) if voice else ""
         turn, player = TurnId(self.turn), Priority.PLAYER
-        self.tell(TurnAsked(self.now_ms, turn, NpcId(npc), prompt, use, path, greedy, ReplyRules(), limits, player, tail))
+        self.tell(TurnAsked(self.now_ms, turn, NpcId(npc), prompt, speaking, sources, greedy, ReplyRules(), limits, player, tail))
         return self.turn
 
     def cancel(self, turn: int) -> None:
@@ -113,11 +114,11 @@ def house(request: pytest.FixtureRequest, model: TinyModel) -> Iterator[House]:
     house.loop.close()
 
 
-def stock(model: TinyModel, text: str, voice: Path | None = None, scale: float = 1.0) -> list[int]:
+def stock(model: TinyModel, text: str, voice: Adapters = None, scale: float = 1.0) -> list[int]:
     return stock_after(model, of(text), voice, scale)
 
 
-def stock_after(model: TinyModel, prompt: tuple[int, ...], voice: Path | None, scale: float = 1.0) -> list[int]:
+def stock_after(model: TinyModel, prompt: tuple[int, ...], voice: Adapters, scale: float = 1.0) -> list[int]:
     drawn = stock_greedy(model.path, list(prompt), N_REPLY, voice, scale)
     return drawn[: drawn.index(IM_END)] if IM_END in drawn else drawn
 
@@ -131,6 +132,16 @@ def test_another_adapter_over_the_same_prefix_is_as_cold(house: House, model: Ti
         turn = house.ask("innkeeper", TALK, voice, scale)
         house.settle()
         assert house.reply(turn) == stock(model, TALK, voice, scale)
+
+
+def test_another_part_or_another_scale_over_the_same_prefix_is_as_cold(house: House, model: TinyModel, voices: list[Path]) -> None:
+    """One NPC, the same words; a guest speaks beside it in voices that share adapters with it."""
+    one, two, three = voices
+    for voice in ({one: 1.0, two: 0.5}, {one: 1.0}, {one: 1.0, two: 0.75}, {one: 1.0, two: 0.75, three: -0.5}, {}, {two: 0.5, one: 1.0}):
+        turn, guest = house.ask("innkeeper", TALK, voice), house.ask("guest", TALK[9:], {two: 1.0, three: 1.0})
+        house.settle()
+        assert house.reply(turn) == stock(model, TALK, voice)
+        assert house.reply(guest) == stock(model, TALK[9:], {two: 1.0, three: 1.0})
 
 
 def test_a_longer_prompt_under_the_same_adapter_reuses_what_is_there(house: House, model: TinyModel, voices: list[Path]) -> None:
@@ -163,7 +174,8 @@ def test_a_reply_is_the_same_whatever_was_prefilled_before_its_line(guess: str, 
 
 
 def test_more_npcs_than_slots_each_say_what_they_would_alone(house: House, model: TinyModel, voices: list[Path]) -> None:
-    cast = {f"npc {i}": (TALK[i:], [*voices, None][i % 4]) for i in range(7)}
+    cast: dict[str, tuple[str, Adapters]]
+    cast = {f"npc {i}": (TALK[i:], [*voices, None, {voices[0]: 0.5, voices[2]: 0.5}][i % 5]) for i in range(9)}
     for _ in range(2):
         turns = {npc: house.ask(npc, text, voice) for npc, (text, voice) in cast.items()}
         house.settle()

@@ -16,6 +16,13 @@ class Entry(NamedTuple):
     text: str
     name: str = ""
     priority: int = 0
+    keys: tuple[str, ...] = ()
+    secondary: tuple[str, ...] = ()
+    constant: bool = False
+    order: int = 0
+    regex: bool = False
+    case_sensitive: bool = False
+    enabled: bool = True
 
 
 def part(prompt: Prompt, name: str) -> int:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from personae.prompt.budget import allot, each_that_fits, first_mark, n_first_within, n_newest_within
+from personae.prompt.budget import allot, each_that_fits, each_that_stays, first_mark, lore_room, n_first_within, n_newest_within
 
 
 def test_examples_are_kept_from_the_first() -> None:
@@ -59,3 +59,14 @@ def test_marks_stay_where_they_are_as_the_talk_goes_on() -> None:
 
 def test_talk_without_a_further_mark_is_cut_where_it_must_be() -> None:
     assert first_mark([10, 10, 10], 2, 1000) == 2
+
+
+def test_lore_has_a_share_or_what_its_writer_allows_up_to_half() -> None:
+    assert [lore_room(1000, tokens) for tokens in (None, -1, 0, 16, 500, 501)] == [200, 0, 0, 16, 500, 500]
+    assert lore_room(-10, 16) == 0
+
+
+def test_what_is_no_must_stays_only_where_a_quarter_is_left_free() -> None:
+    assert each_that_stays([30, 30, 30], [True, True, True], 100) == [0, 1, 2]
+    assert each_that_stays([30, 30, 30], [False, False, False], 100) == [0, 1]
+    assert each_that_stays([50, 40, 10, 20], [False, True, True, False], 100) == [0, 1, 2]

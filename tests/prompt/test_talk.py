@@ -52,3 +52,12 @@ def test_blank_lines_were_not_heard_and_whitespace_around_a_line_is_not_content(
 
 def test_half_a_surrogate_pair_does_not_stop_anybody() -> None:
     assert beats_of([ann("\ud83d Hi.")])[0].heard.endswith("Hi.")
+
+
+def test_what_was_said_is_known_without_names_and_without_invented_silences() -> None:
+    beats = beats_of([npc("Welcome!"), ann("Hi."), npc("Yes?"), Line("Tom", "a\nb", False), npc("Hm."), npc("Well?"), ann("...")])
+    assert [beat.said for beat in beats] == [("Welcome!",), ("Hi.", "Yes?"), ("a b", "Hm."), ("Well?",), ("...",)]
+
+
+def test_lines_are_one_paragraph_each_where_that_is_asked_for() -> None:
+    assert beats_of([ann("Hi.\n\nSo: yes")], one_paragraph=True) == [Beat("Hi. So: yes", 1)]

@@ -1,4 +1,4 @@
-"""The truth: what stock llama.cpp answers with at most one adapter, through its raw C API. Knows nothing of Personae.
+"""The truth: what stock llama.cpp answers with no adapter, one, or a list of them, through its raw C API. Knows nothing of Personae.
 
 Everything is loaded for one question and freed after it, so no state of one answer can leak into the next. One thread, no repacked
 weights, no flash attention: the plainest arithmetic there is.
@@ -7,7 +7,7 @@ weights, no flash attention: the plainest arithmetic there is.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,22 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
+Adapters = Path | str | Mapping[Path, float] | None  # one file, to be used at `scale`, or files with their scales
 _say_nothing = llama_cpp.llama_log_callback(lambda _level, _text, _user: None)  # bound to the module: it outlives every call made to it
 
 
-def stock_logits(model_path: Path | str, tokens: Sequence[int], adapter_path: Path | str | None = None, scale: float = 1.0) -> Logits:
+def stock_logits(model_path: Path | str, tokens: Sequence[int], adapters: Adapters = None, scale: float = 1.0) -> Logits:
     """Logits after each token, (len(tokens), n_vocab), all decoded in one batch."""
-    with _context(model_path, len(tokens), adapter_path, scale) as (context, n_vocab):
+    with _context(model_path, len(tokens), adapters, scale) as (context, n_vocab):
         _decode(context, tokens, start=0)
         return np.stack([_row(context, i, n_vocab) for i in range(len(tokens))])
 
 
-def stock_greedy(
-    model_path: Path | str, tokens: Sequence[int], n: int, adapter_path: Path | str | None = None, scale: float = 1.0
-) -> list[int]:
+def stock_greedy(model_path: Path | str, tokens: Sequence[int], n: int, adapters: Adapters = None, scale: float = 1.0) -> list[int]:
     """The n likeliest tokens that follow, one by one. Does not stop at the end token: cut there if that is what you compare with."""
     drawn: list[int] = []
-    with _context(model_path, len(tokens) + n, adapter_path, scale) as (context, n_vocab):
+    with _context(model_path, len(tokens) + n, adapters, scale) as (context, n_vocab):
         chunk, start = list(tokens), 0
         while len(drawn) < n:
             _decode(context, chunk, start)
@@ -117,17 +116,17 @@ def _model(path: Path | str, *, vocab_only: bool = False) -> Iterator[Any]:
 
 
 @contextmanager
-def _context(model_path: Path | str, n_tokens: int, adapter_path: Path | str | None, scale: float) -> Iterator[tuple[Any, int]]:
+def _context(model_path: Path | str, n_tokens: int, adapters: Adapters, scale: float) -> Iterator[tuple[Any, int]]:
     with ExitStack() as stack:
         model = stack.enter_context(_model(model_path))
         # Before the context: the graph's size is counted from the adapters known when it is made.
-        adapter = None if adapter_path is None else _load_adapter(stack, model, adapter_path)
+        applied = [(_load_adapter(stack, model, path), scale) for path, scale in scales_of(adapters, scale).items()]
         context = llama_cpp.llama_init_from_model(model, _context_params(n_tokens))
         if not context:
             raise ValueError(f"llama.cpp makes no context for {model_path}")
         stack.callback(llama_cpp.llama_free, context)
-        if adapter is not None:
-            _apply(context, adapter, scale)
+        if applied:
+            _apply(context, applied)
         yield context, llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
 
@@ -150,9 +149,16 @@ def _load_adapter(stack: ExitStack, model: Any, path: Path | str) -> Any:
     return adapter
 
 
-def _apply(context: Any, adapter: Any, scale: float) -> None:
-    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
-    status = llama_cpp.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(scale))
+def scales_of(adapters: Adapters, scale: float = 1.0) -> Mapping[Path, float]:
+    if isinstance(adapters, Mapping):
+        return adapters
+    return {} if adapters is None else {Path(adapters): scale}
+
+
+def _apply(context: Any, applied: Sequence[tuple[Any, float]]) -> None:
+    n = len(applied)
+    handles = (llama_cpp.llama_adapter_lora_p_ctypes * n)(*(adapter for adapter, _ in applied))
+    status = llama_cpp.llama_set_adapters_lora(context, handles, n, (ctypes.c_float * n)(*(scale for _, scale in applied)))
     assert status == 0, f"llama_set_adapters_lora answered {status}"
 
 

@@ -1,21 +1,25 @@
-/* The mixer: one llama_decode that serves a different LoRA adapter to every row, on an unmodified llama.cpp.
+/* The mixer: one llama_decode that serves different LoRA adapters to every row, on an unmodified llama.cpp.
  *
  * The idea. A rank-1 all-zero "template" adapter is loaded through llama.cpp's own API before the context is made, so llama.cpp
  * builds beside each target matrix W the chain
  *     res = W x;   a = A x;   b = B a;   s = scale(b);   out = res + s.
  * `cb_eval` shows us every node of the graph before any is computed. There we keep the chain's shapes and change its work:
  *     a, b, s   become NONE: no work, no thread barrier
- *     out       becomes CUSTOM: out[t] = res[t] + B_t (A_t x[t]) * scale, with our own tables, each row under its own adapter
+ *     out       becomes CUSTOM: out[t] = res[t] + sum over p of B_tp (A_tp x[t]) * scale_tp, with our own tables, each row under
+ *               its own voice: up to MAX_PARTS adapters, its parts, whose effects are added up
  * and answer false, so that the graph still runs in one piece on all threads. A rewritten graph that llama.cpp reuses stays
  * rewritten; a rebuilt one is rewritten again.
  *
  * Two forms of a site (one target matrix in the graph)
  *     whole   one CUSTOM node, `out`; threads take whole rows, so a site costs one barrier. Needs enough rows to go round, out in
  *             the place of res, and x still unharmed when `out` runs (both checked by address).
- *     halves  `a` is CUSTOM too and computes A x into our scratch, split over ranks; `out` is split over outputs. For few rows.
+ *     halves  `a` is CUSTOM too and computes A x of every part into our scratch, split over ranks; `out` is split over outputs.
+ *             For few rows.
  *
  * What always holds
  *     - Nothing is allocated, locked or looked up by name while a graph runs.
+ *     - No two threads write to the same element of a row: in the whole form all parts of a row belong to one item, in the halves
+ *       form a thread adds all parts to its own range of outputs. Parts are added in their order, in either form.
  *     - A chain is changed only when all five nodes were recognised; one that is not is counted (`broken`) and left as it was,
  *       which adds the zero template and so would lose an adapter: the backend treats a count above zero as a failed step.
  *     - Row tables and adapters are changed only between decodes, by the thread that decodes. The mixer holds a reference to
@@ -48,7 +52,8 @@ enum {
     MAX_RANK = 256,      /* of one matrix; bounds the scratch on each thread's stack */
     MAX_ROWS = 2048,     /* of one decode; a prefill chunk is the largest */
     MAX_WIDTH = 1 << 24, /* inputs or outputs of one matrix; keeps every product of sizes far from overflow */
-    MAX_ITEM = 8,        /* rows of one adapter that a thread takes at once: A and B stay in its cache for them */
+    MAX_PARTS = 4,       /* adapters of one row; types.py calls it MAX_VOICE_PARTS */
+    MAX_ITEM = 8,        /* rows of one voice that a thread takes at once: A and B stay in its cache for them */
     N_THREADS_ALL = -1,  /* ggml: as many tasks as threads */
 };
 
@@ -183,7 +188,9 @@ typedef struct {
     Py_ssize_t n_bytes;
 } adapter_object;
 
-typedef struct { const adapter_object *adapter; float scale; int first, n; } item; /* rows first .. first+n-1 share an adapter */
+typedef struct { const adapter_object *adapter; float scale; } part;
+typedef struct { int n_parts; part parts[MAX_PARTS]; } voice; /* n_parts 0: the base alone */
+typedef struct { voice under; int first, n; } item; /* rows first .. first+n-1 share a voice */
 typedef struct { int n_rows, n_items; item items[MAX_ROWS]; } row_table;
 
 typedef struct mixer_object mixer_object;
@@ -202,11 +209,11 @@ struct mixer_object {
     site_entry entries[N_ENTRIES];
     chain open;
     row_table rows, outs; /* outs: after the last attention llama.cpp keeps only the rows whose logits were asked for */
-    PyObject *held;       /* the adapters of the current rows */
+    PyObject *held;       /* the voices of the current rows, and through them their adapters */
     bool *seen;           /* sites met in a graph */
     long n_rewritten, n_broken;
     atomic_long n_misfits;
-    float (*scratch)[MAX_RANK]; /* y of the `halves` form: MAX_ROWS rows */
+    float (*scratch)[MAX_ROWS][MAX_RANK]; /* y of the `halves` form: for each of MAX_PARTS parts all rows, 8 MiB, touched where used */
 };
 
 static const row_table *table_of(mixer_object *m, const tensor *x) {
@@ -229,12 +236,13 @@ static void bring_rows(tensor *out, int64_t lo, int64_t hi) {
     for (int64_t t = 0; t < out->ne[1]; t++) memcpy(row_of(out, t) + lo, row_of(res, t) + lo, (hi - lo) * sizeof(float));
 }
 
-static void add_item(const site *at, const item *it, const tensor *x, tensor *out) {
-    const factors *f = &it->adapter->sites[at->index];
-    const float scale = f->scale * it->scale;
+/* One part of rows first .. first+n-1. */
+static void add_part(const site *at, const part *p, int first, int n, const tensor *x, tensor *out) {
+    const factors *f = &p->adapter->sites[at->index];
+    const float scale = f->scale * p->scale;
     float y[2][MAX_RANK], *ys[2] = { y[0], y[1] }, *o[2];
     const float *xs[2];
-    for (int first = it->first, end = it->first + it->n, nt; first < end; first += nt) {
+    for (int end = first + n, nt; first < end; first += nt) {
         nt = end - first >= 2 ? 2 : 1;
         for (int t = 0; t < nt; t++) { xs[t] = row_of(x, first + t); o[t] = row_of(out, first + t); }
         kernels.shrink(f->a, at->n_in, 0, f->rank, xs, nt, ys);
@@ -244,6 +252,12 @@ static void add_item(const site *at, const item *it, const tensor *x, tensor *ou
     }
 }
 
+/* Part by part, so that a part's A and B are read once for all rows of the item. */
+static void add_item(const site *at, const item *it, const tensor *x, tensor *out) {
+    for (const part *p = it->under.parts, *end = p + it->under.n_parts; p < end; p++)
+        if (p->adapter->sites[at->index].rank) add_part(at, p, it->first, it->n, x, out);
+}
+
 /* CUSTOM `out`, whole form. Rows are handed out one item at a time, so unequal ranks and a descheduled thread even out. */
 static void run_whole(tensor *out, int ith, int nth, void *user) {
     site *at = user;
@@ -251,13 +265,17 @@ static void run_whole(tensor *out, int ith, int nth, void *user) {
     const row_table *rows = table_of(at->mixer, x);
     (void) ith, (void) nth;
     if (!rows) return;
-    for (int i; (i = atomic_fetch_add_explicit(&at->next, 1, memory_order_relaxed)) < rows->n_items;) {
-        const item *it = &rows->items[i];
-        if (it->adapter->sites[at->index].rank) add_item(at, it, x, out);
-    }
+    for (int i; (i = atomic_fetch_add_explicit(&at->next, 1, memory_order_relaxed)) < rows->n_items;) add_item(at, &rows->items[i], x, out);
 }
 
-/* CUSTOM `a`, first half: y = A x, the ranks of all rows dealt out in blocks of four. */
+/* `a` of one part of one row, of all its ranks those blocks of four that are this thread's turn. */
+static void shrink_part(const site *at, const part *p, const float *x, float *y, int ith, int nth, int *turn) {
+    const factors *f = &p->adapter->sites[at->index];
+    for (int k = 0; k < f->rank; k += 4)
+        if ((*turn)++ % nth == ith) kernels.shrink(f->a, at->n_in, k, k + 4 < f->rank ? k + 4 : f->rank, &x, 1, &y);
+}
+
+/* CUSTOM `a`, first half: y = A x, the ranks of all parts of all rows dealt out in blocks of four. */
 static void run_shrink(tensor *a, int ith, int nth, void *user) {
     site *at = user;
     mixer_object *m = at->mixer;
@@ -267,18 +285,22 @@ static void run_shrink(tensor *a, int ith, int nth, void *user) {
     int turn = 0;
     for (int i = 0; i < rows->n_items; i++) {
         const item *it = &rows->items[i];
-        const factors *f = &it->adapter->sites[at->index];
-        for (int r = it->first; r < it->first + it->n; r++)
-            for (int k = 0; k < f->rank; k += 4) {
-                if (turn++ % nth != ith) continue;
-                const float *xs[1] = { row_of(x, r) };
-                float *ys[1] = { m->scratch[r] };
-                kernels.shrink(f->a, at->n_in, k, k + 4 < f->rank ? k + 4 : f->rank, xs, 1, ys);
-            }
+        for (int p = 0; p < it->under.n_parts; p++)
+            for (int r = it->first; r < it->first + it->n; r++)
+                shrink_part(at, &it->under.parts[p], row_of(x, r), m->scratch[p][r], ith, nth, &turn);
     }
 }
 
-/* CUSTOM `out`, second half: out = res + B y, each thread its own range of outputs for all rows. */
+/* `out` of one part of one row: panels p_lo .. p_hi of its outputs. */
+static void expand_part(const site *at, const part *p, const float *from, float *out, int64_t p_lo, int64_t p_hi) {
+    const factors *f = &p->adapter->sites[at->index];
+    float y[MAX_RANK];
+    const float *ys[1] = { y };
+    for (int k = 0; k < f->rank; k++) y[k] = from[k] * (f->scale * p->scale);
+    if (f->rank) kernels.expand(f->b, at->n_out, f->rank, p_lo, p_hi, ys, 1, &out);
+}
+
+/* CUSTOM `out`, second half: out = res + B y, each thread its own range of outputs for all parts of all rows. */
 static void run_expand(tensor *out, int ith, int nth, void *user) {
     site *at = user;
     mixer_object *m = at->mixer;
@@ -288,13 +310,9 @@ static void run_expand(tensor *out, int ith, int nth, void *user) {
     if (!rows) return;
     for (int i = 0; i < rows->n_items; i++) {
         const item *it = &rows->items[i];
-        const factors *f = &it->adapter->sites[at->index];
-        for (int r = it->first; r < it->first + it->n; r++) {
-            float y[MAX_RANK], *o[1] = { row_of(out, r) };
-            const float *ys[1] = { y };
-            for (int k = 0; k < f->rank; k++) y[k] = m->scratch[r][k] * (f->scale * it->scale);
-            kernels.expand(f->b, at->n_out, f->rank, p_lo, p_hi, ys, 1, o);
-        }
+        for (int p = 0; p < it->under.n_parts; p++)
+            for (int r = it->first; r < it->first + it->n; r++)
+                expand_part(at, &it->under.parts[p], m->scratch[p][r], row_of(out, r), p_lo, p_hi);
     }
 }
 
@@ -498,7 +516,7 @@ static int mixer_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     if (m->sites || n < 1 || n > MAX_SITES || m->n_threads < 1) { PyErr_SetString(PyExc_ValueError, "sites or threads out of range"); return -1; }
     m->sites = calloc(n, sizeof *m->sites);
     m->seen = calloc(n, sizeof *m->seen);
-    m->scratch = calloc(MAX_ROWS, sizeof *m->scratch);
+    m->scratch = calloc(MAX_PARTS, sizeof *m->scratch);
     if (!m->sites || !m->seen || !m->scratch) { PyErr_NoMemory(); return -1; }
     for (Py_ssize_t i = 0; i < n; i++) {
         const char *name;
@@ -527,19 +545,25 @@ static void mixer_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* Consecutive rows under one adapter and scale become items, small enough that each thread gets several. */
-static void append_row(row_table *table, const adapter_object *adapter, float scale, int most) {
+static bool same_voice(const voice *one, const voice *other) {
+    if (one->n_parts != other->n_parts) return false;
+    for (int p = 0; p < one->n_parts; p++)
+        if (one->parts[p].adapter != other->parts[p].adapter || one->parts[p].scale != other->parts[p].scale) return false;
+    return true;
+}
+
+/* Consecutive rows under one voice become items, small enough that each thread gets several. */
+static void append_row(row_table *table, const voice *under, int most) {
     const int row = table->n_rows++;
-    if (!adapter) return;
+    if (!under->n_parts) return;
     item *last = table->n_items ? &table->items[table->n_items - 1] : NULL;
-    if (last && last->adapter == adapter && last->scale == scale && last->first + last->n == row && last->n < most) last->n++;
-    else table->items[table->n_items++] = (item) { adapter, scale, row, 1 };
+    if (last && last->first + last->n == row && last->n < most && same_voice(&last->under, under)) last->n++;
+    else table->items[table->n_items++] = (item) { *under, row, 1 };
 }
 
 /* Tables of other shapes than the graph's would be read past their end. */
-static bool is_for(const mixer_object *m, PyObject *object) {
-    const adapter_object *adapter = (adapter_object *) object;
-    if (!PyObject_TypeCheck(object, (PyTypeObject *) adapter_type) || adapter->n_sites != m->n_sites) return false;
+static bool is_for(const mixer_object *m, const adapter_object *adapter) {
+    if (adapter->n_sites != m->n_sites) return false;
     for (int s = 0; s < m->n_sites; s++) {
         const factors *f = &adapter->sites[s];
         if (f->rank && (f->n_in != m->sites[s].n_in || f->n_out != m->sites[s].n_out)) return false;
@@ -547,44 +571,74 @@ static bool is_for(const mixer_object *m, PyObject *object) {
     return true;
 }
 
-static bool check_rows(mixer_object *m, PyObject *adapters, PyObject *scales, PyObject *wants) {
-    const Py_ssize_t n = PyList_Size(adapters);
-    if (n < 1 || n > MAX_ROWS || PyList_Size(scales) != n || PyList_Size(wants) != n) {
-        PyErr_Format(PyExc_ValueError, "%zd rows: adapters, scales and wants must have one entry a row, at most %d", n, MAX_ROWS);
+/* A row's voice as Python gives it, ((adapter, scale), ...), checked. `to` may hold some of it when this fails. */
+static bool read_voice(PyObject *parts, voice *to) {
+    const Py_ssize_t n = PyTuple_Check(parts) ? PyTuple_Size(parts) : -1;
+    to->n_parts = 0;
+    if (n < 0) { PyErr_SetString(PyExc_TypeError, "a voice is a tuple of (adapter, scale)"); return false; }
+    if (n > MAX_PARTS) { PyErr_Format(PyExc_ValueError, "a voice of %zd parts; at most %d", n, MAX_PARTS); return false; }
+    for (; to->n_parts < n; to->n_parts++) {
+        part *p = &to->parts[to->n_parts];
+        PyObject *pair = PyTuple_GetItem(parts, to->n_parts);
+        if (!PyTuple_Check(pair)) { PyErr_SetString(PyExc_TypeError, "a part of a voice is a tuple (adapter, scale)"); return false; }
+        if (!PyArg_ParseTuple(pair, "O!f", adapter_type, &p->adapter, &p->scale)) return false;
+    }
+    return true;
+}
+
+static bool check_voice(const mixer_object *m, PyObject *parts, Py_ssize_t row) {
+    voice under;
+    if (!read_voice(parts, &under)) return false;
+    for (int p = 0; p < under.n_parts; p++)
+        if (!is_for(m, under.parts[p].adapter)) {
+            PyErr_Format(PyExc_TypeError, "row %zd: not an adapter of this mixer", row);
+            return false;
+        }
+    return true;
+}
+
+static bool check_rows(mixer_object *m, PyObject *voices, PyObject *wants) {
+    const Py_ssize_t n = PyList_Size(wants);
+    if (n < 1 || n > MAX_ROWS || PyTuple_Size(voices) != n) {
+        PyErr_Format(PyExc_ValueError, "%zd rows: voices and wants must have one entry a row, at most %d", n, MAX_ROWS);
         return false;
     }
     if (!m->n_sites) { PyErr_SetString(PyExc_ValueError, "this mixer was not initialised"); return false; }
-    PyObject *checked = Py_None; /* a chunk's rows all have one adapter */
+    PyObject *checked = NULL; /* a chunk's rows all have one voice */
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *adapter = PyList_GetItem(adapters, i);
-        if (adapter == checked) continue;
-        if (adapter != Py_None && !is_for(m, checked = adapter)) {
-            PyErr_Format(PyExc_TypeError, "row %zd: not an adapter of this mixer", i);
-            return false;
-        }
+        PyObject *parts = PyTuple_GetItem(voices, i);
+        if (parts != checked && !check_voice(m, parts, i)) return false;
+        checked = parts;
+    }
+    return true;
+}
+
+/* `voices` is ours: nobody can change it between the check and the end of the graph that runs under it. */
+static bool take_rows(mixer_object *m, PyObject *voices, PyObject *wants) {
+    const Py_ssize_t n = PyTuple_Size(voices);
+    const int most = n / (4 * m->n_threads) < 1 ? 1 : n / (4 * m->n_threads) > MAX_ITEM ? MAX_ITEM : (int) (n / (4 * m->n_threads));
+    PyObject *read = NULL;
+    voice under = { 0 };
+    m->rows.n_rows = m->rows.n_items = m->outs.n_rows = m->outs.n_items = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *parts = PyTuple_GetItem(voices, i);
+        if (parts != read && !read_voice(read = parts, &under)) return false;
+        append_row(&m->rows, &under, most);
+        if (PyObject_IsTrue(PyList_GetItem(wants, i))) append_row(&m->outs, &under, most);
     }
     return true;
 }
 
 static PyObject *mixer_set_rows(PyObject *object, PyObject *args) {
     mixer_object *m = (mixer_object *) object;
-    PyObject *adapters, *scales, *wants, *held;
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &adapters, &PyList_Type, &scales, &PyList_Type, &wants)) return NULL;
-    if (!check_rows(m, adapters, scales, wants) || !(held = PyList_AsTuple(adapters))) return NULL;
-    const Py_ssize_t n = PyTuple_Size(held);
-    const int most = n / (4 * m->n_threads) < 1 ? 1 : n / (4 * m->n_threads) > MAX_ITEM ? MAX_ITEM : (int) (n / (4 * m->n_threads));
-    m->rows.n_rows = m->rows.n_items = m->outs.n_rows = m->outs.n_items = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *adapter = PyTuple_GetItem(held, i);
-        const adapter_object *used = adapter == Py_None ? NULL : (adapter_object *) adapter;
-        const float scale = (float) PyFloat_AsDouble(PyList_GetItem(scales, i));
-        append_row(&m->rows, used, scale, most);
-        if (PyObject_IsTrue(PyList_GetItem(wants, i))) append_row(&m->outs, used, scale, most);
-    }
+    PyObject *voices, *wants, *held;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &voices, &PyList_Type, &wants) || !(held = PyList_AsTuple(voices))) return NULL;
+    if (!check_rows(m, held, wants)) { Py_DECREF(held); return NULL; }
+    const bool taken = take_rows(m, held, wants);
     for (int s = 0; s < m->n_sites; s++) atomic_store_explicit(&m->sites[s].next, 0, memory_order_relaxed);
     Py_XDECREF(m->held);
     m->held = held;
-    if (PyErr_Occurred()) return NULL;
+    if (!taken || PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -623,7 +677,7 @@ static PyObject *mixer_user_data(PyObject *object, void *closure) {
 }
 
 static PyMethodDef mixer_methods[] = {
-    { "set_rows", mixer_set_rows, METH_VARARGS, "set_rows(adapters, scales, wants): the rows of the coming llama_decode." },
+    { "set_rows", mixer_set_rows, METH_VARARGS, "set_rows(voices, wants): the rows of the coming llama_decode." },
     { "set_threads", mixer_set_threads, METH_O, "set_threads(n): how many threads the next new graph is laid out for." },
     { "counts", mixer_counts, METH_NOARGS, "counts(): chains rewritten, chains not recognised, nodes whose rows did not fit." },
     { "seen", mixer_seen, METH_NOARGS, "seen(): names of the matrices met in a graph." },
@@ -657,23 +711,28 @@ static PyObject *use_kernels(PyObject *module, PyObject *arg) {
     return PyUnicode_FromString(kernels.name);
 }
 
-/* delta(adapter, site, n_in, n_out, x, scale) -> bytes: one row through the very kernels the graph uses, for the NumPy oracle. */
+static bool has_matrix(const adapter_object *adapter, int index, long long n_in, long long n_out) {
+    if (index < 0 || index >= adapter->n_sites) return false;
+    const factors *f = &adapter->sites[index];
+    return f->rank && f->n_in == n_in && f->n_out == n_out;
+}
+
+/* delta(voice, site, n_in, n_out, x) -> bytes: one row through the very kernels the graph uses, for the NumPy oracle. */
 static PyObject *delta(PyObject *module, PyObject *args) {
-    adapter_object *adapter;
+    item it = { .n = 1 };
     int index;
     long long n_in, n_out;
-    float scale;
     Py_buffer x;
-    PyObject *object, *result = NULL;
+    PyObject *parts, *object, *result = NULL;
     (void) module;
-    if (!PyArg_ParseTuple(args, "O!iLLOf", adapter_type, &adapter, &index, &n_in, &n_out, &object, &scale)) return NULL;
-    if (index < 0 || index >= adapter->n_sites || !adapter->sites[index].rank || adapter->sites[index].n_in != n_in || adapter->sites[index].n_out != n_out)
-        return PyErr_Format(PyExc_ValueError, "no matrix %d of %lld x %lld", index, n_in, n_out);
+    if (!PyArg_ParseTuple(args, "OiLLO", &parts, &index, &n_in, &n_out, &object) || !read_voice(parts, &it.under)) return NULL;
+    bool fits = n_in > 0 && n_in <= MAX_WIDTH && n_out > 0 && n_out <= MAX_WIDTH;
+    for (int p = 0; p < it.under.n_parts; p++) fits = fits && has_matrix(it.under.parts[p].adapter, index, n_in, n_out);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "no matrix %d of %lld x %lld", index, n_in, n_out);
     if (!get_buffer(object, &x, n_in * (Py_ssize_t) sizeof(float), "x")) return NULL;
     float *out = calloc(n_out, sizeof *out);
     if (out) {
         const site at = { .index = index, .n_in = n_in, .n_out = n_out };
-        const item it = { adapter, scale, 0, 1 };
         const tensor in = { .data = x.buf };
         tensor to = { .data = out };
         add_item(&at, &it, &in, &to);
@@ -687,7 +746,7 @@ static PyObject *delta(PyObject *module, PyObject *args) {
 static PyMethodDef module_methods[] = {
     { "probe", probe, METH_O, "probe(address): the fields of a ggml tensor as this module sees them." },
     { "use_kernels", use_kernels, METH_O, "use_kernels(name or None): choose the inner loops; returns the name of those chosen." },
-    { "delta", delta, METH_VARARGS, "delta(adapter, site, n_in, n_out, x, scale): B A x * scale of one row, as float32 bytes." },
+    { "delta", delta, METH_VARARGS, "delta(voice, site, n_in, n_out, x): the sum of B A x * scale of one row, as float32 bytes." },
     { 0 } };
 static struct PyModuleDef module_def = { PyModuleDef_HEAD_INIT, "_mixer", "One decode, many adapters.", -1, module_methods, 0, 0, 0, 0 };
 
@@ -699,7 +758,7 @@ PyMODINIT_FUNC PyInit__mixer(void) {
     mixer_type = PyType_FromSpec(&mixer_spec);
     if (!adapter_type || !mixer_type || PyModule_AddObjectRef(module, "Adapter", adapter_type) || PyModule_AddObjectRef(module, "Mixer", mixer_type) ||
         PyModule_AddIntConstant(module, "MAX_RANK", MAX_RANK) || PyModule_AddIntConstant(module, "MAX_ROWS", MAX_ROWS) ||
-        PyModule_AddIntConstant(module, "MAX_SITES", MAX_SITES)) {
+        PyModule_AddIntConstant(module, "MAX_SITES", MAX_SITES) || PyModule_AddIntConstant(module, "MAX_PARTS", MAX_PARTS)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from personae.types import AdapterKey, AdapterUse, ModelCard, SamplingParams, Slot, Token
+from personae.types import AdapterKey, ModelCard, SamplingParams, Slot, Token, Voice
 
 
 class Vocabulary(Protocol):
@@ -71,10 +71,10 @@ class PreparedAdapter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecodeReport:
-    """What a call of `decode` did below: how many llama_decode calls, and how many different adapters the fullest one held."""
+    """What a call of `decode` did below: how many llama_decode calls, and how many different voices the fullest one held."""
 
     n_decodes: int
-    n_adapters: int
+    n_voices: int
 
 
 class Backend(Protocol):
@@ -99,8 +99,8 @@ class Backend(Protocol):
 
     def free_adapter(self, key: AdapterKey) -> None: ...
 
-    def bind(self, slot: Slot, adapter: AdapterUse | None) -> None:
-        """The adapter under which the slot's next tokens are decoded. The caller has cut the slot where the adapter changed."""
+    def bind(self, slot: Slot, voice: Voice) -> None:
+        """The voice under which the slot's next tokens are decoded. The caller has cut the slot where the voice changed."""
         ...
 
     def cut(self, slot: Slot, keep: int) -> int:

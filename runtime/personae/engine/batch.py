@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from personae.types import (
     AdapterKey,
-    AdapterUse,
     FinishReason,
     Limits,
     ModelCard,
@@ -31,6 +30,7 @@ from personae.types import (
     Stash,
     Token,
     TurnId,
+    Voice,
 )
 
 # --- orders: imperative -------------------------------------------------------------------------------------------
@@ -53,12 +53,15 @@ class FreeAdapter:
 
 @dataclass(frozen=True, slots=True)
 class BeginTurn:
-    """Bind a turn to a slot with its adapter, and make its sampler and text state. The slot is cut to `keep` tokens first."""
+    """Bind a turn to a slot with its voice, whose adapters are all resident, and make its sampler and text state.
+
+    The slot is cut to `keep` tokens first.
+    """
 
     turn: TurnId
     slot: Slot
     keep: int  # tokens of the slot's KV that the new prompt shares with it
-    adapter: AdapterUse | None
+    voice: Voice
     sampling: SamplingParams
     rules: ReplyRules
     limits: Limits
@@ -77,7 +80,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class ExtendSlot:
-    """Tokens that the next prompt will bring, appended to a slot where no turn is open, under the adapter of its last one. No logits."""
+    """Tokens that the next prompt will bring, appended to a slot where no turn is open, under the voice of its last one. No logits."""
 
     slot: Slot
     held: int  # tokens the slot holds before; if it holds another number, nothing is appended
@@ -159,14 +162,14 @@ class CopySlot:
 class WriteKv:
     """Write the KV of a slot (`stash` None) or of a stash to a file, in one atomic replacement. Answered by KvWritten.
 
-    `tokens`: what it holds, `adapter`: under which it was made. They go into the file, so that whoever reads it knows.
+    `tokens`: what it holds, `voice`: under which it was made. They go into the file, so that whoever reads it knows.
     """
 
     path: str
     slot: Slot | None
     stash: Stash | None
     tokens: tuple[Token, ...]
-    adapter: AdapterUse | None
+    voice: Voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +309,7 @@ class KvRead:
     path: str
     stash: Stash
     tokens: tuple[Token, ...] = ()
-    adapter: AdapterUse | None = None
+    voice: Voice = ()
     n_bytes: int = 0
     reason: str = ""
 
@@ -321,7 +324,7 @@ class StepDone:
     decode_ms: float = 0.0  # the rows: llama_decode and sampling
     prefill_ms: float = 0.0
     n_decodes: int = 0  # calls of llama_decode for the rows (1 in mixed mode)
-    n_adapters: int = 0  # different adapters among the rows, "none" counted as one when present
+    n_voices: int = 0  # different voices among the rows, "none" counted as one when present
     threads: int = 0  # on how many it ran
     extended: tuple[tuple[Slot, int], ...] = ()  # (slot, tokens appended): all that were ordered, or 0 where that was not possible
     extend_ms: float = 0.0
@@ -338,7 +341,7 @@ class EngineCounters:
 
     decodes: int = 0
     rows: int = 0
-    mixed_decodes: int = 0  # decodes whose rows used more than one adapter
+    mixed_decodes: int = 0  # decodes whose rows had more than one voice
     prefill_tokens: int = 0
     idle_prefill_tokens: int = 0  # of slots extended while nobody was at work; not among prefill_tokens
     decode_ms: float = 0.0

@@ -1,10 +1,11 @@
 """A deterministic engine that honours the whole `Backend` contract without a model: `--model fake`, and most tests, run on it.
 
-What it says is a function of the adapter and the tokens in the slot alone: `[3fa2b1] I heard: <the last user message>.`, where 3fa2b1
-is the head of the adapter key (`base` without adapter, ` x0.5` behind it where the scale is not 1). One byte is one token, so characters
-are torn over tokens as often as they can be. Sampling settings and seeds change nothing.
+What it says is a function of the voice and the tokens in the slot alone: `[3fa2b1] I heard: <the last user message>.`, where 3fa2b1 is
+the head of the adapter's key, ` x0.5` behind it where the scale is not 1. A voice of several adapters is `[3fa2b1+9c01de x0.5]`, one of
+none `[base]`. One byte is one token, so characters are torn over tokens as often as they can be. Sampling settings and seeds change
+nothing.
 
-It holds its callers to the contract: whatever is out of range or out of order, and above all KV that was made under another adapter than
+It holds its callers to the contract: whatever is out of range or out of order, and above all KV that was made under another voice than
 the one bound now, is OurBug. A test that bleeds one voice into another does not pass here.
 
 Trouble to order, by words in the last user message
@@ -18,10 +19,10 @@ Trouble to order, by words in the last user message
     fake:bug          three tokens, then OurBug
 The words behind `fake:say:` are not looked at for more trouble. A grammar without a rule `root ::=` is refused with `bad_grammar`.
 
-Any file is an adapter, but for those that begin with
+Any file is an adapter, under whatever key it is asked for, but for those that begin with
     BAD               refused
     KILL-LOAD         the process is gone with exit code 70 when it is installed
-    KILL-STEP         it is gone at the first decode under it, a prefill or a row
+    KILL-STEP         it is gone at the first decode under a voice with it, a prefill or a row
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pathlib import Path
 from personae.engine.backend import DecodeReport, PreparedAdapter, Sampler
 from personae.engine.settings import EngineSettings
 from personae.errors import AskedWrong, OurBug
-from personae.types import AdapterKey, AdapterUse, MixMode, ModelCard, SamplingParams, Slot, Token
+from personae.types import MAX_VOICE_PARTS, AdapterKey, AdapterUse, MixMode, ModelCard, SamplingParams, Slot, Token, Voice
 
 BOS, IM_START, IM_END = 256, 257, 258
 _CONTROL = {"<bos>": BOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
@@ -112,8 +113,8 @@ class _Sequence:
     """What one slot holds."""
 
     tokens: list[Token] = field(default_factory=list)
-    made_under: AdapterUse | None = None  # the adapter of `tokens`; meaningless while there are none
-    bound: AdapterUse | None = None
+    made_under: Voice = ()  # the voice of `tokens`; meaningless while there are none
+    bound: Voice = ()
     has_logits: bool = False  # of the last token
 
 
@@ -157,9 +158,10 @@ class FakeBackend:
 
     # --- slots ----------------------------------------------------------------------------------------------------
 
-    def bind(self, slot: Slot, adapter: AdapterUse | None) -> None:
-        _require(adapter is None or adapter.key in self._adapters, f"Slot {slot} was bound to an adapter that is not installed.")
-        self._sequence(slot).bound = adapter
+    def bind(self, slot: Slot, voice: Voice) -> None:
+        _require(len(voice) <= MAX_VOICE_PARTS, f"Slot {slot} was bound to {len(voice)} adapters at once.")
+        _require(self._has_all_of(voice), f"Slot {slot} was bound to an adapter that is not installed.")
+        self._sequence(slot).bound = voice
 
     def cut(self, slot: Slot, keep: int) -> int:
         sequence = self._sequence(slot)
@@ -196,11 +198,11 @@ class FakeBackend:
             _require(self.n_tokens(slot) < self._settings.n_ctx, f"Slot {slot} is full.")
             self._append(slot, [token])
             self._sequence(slot).has_logits = True
-        n_adapters = len({self._sequence(slot).bound for slot in slots})
-        n_decodes = n_adapters if self.card.mode is MixMode.GROUPED else 1
+        n_voices = len({self._sequence(slot).bound for slot in slots})
+        n_decodes = n_voices if self.card.mode is MixMode.GROUPED else 1
         self._n_decodes += n_decodes
         self._take_time()
-        return DecodeReport(n_decodes, n_adapters // n_decodes)
+        return DecodeReport(n_decodes, n_voices // n_decodes)
 
     def n_tokens(self, slot: Slot) -> int:
         return len(self._sequence(slot).tokens)
@@ -215,8 +217,7 @@ class FakeBackend:
 
     def export(self, slot: Slot) -> bytes:
         sequence = self._sequence(slot)
-        under = sequence.made_under
-        head = json.dumps([under.key, under.scale] if under else None).encode()
+        head = json.dumps([(use.key, use.scale) for use in sequence.made_under]).encode()
         return b"\n".join((head, b"".join(map(_KV_TOKEN.pack, sequence.tokens))))
 
     def seal(self, *parts: bytes) -> bytes:
@@ -228,9 +229,8 @@ class FakeBackend:
         sequence.tokens, sequence.has_logits = [], False
         head, _newline, packed = blob.partition(b"\n")
         try:
-            under = json.loads(head)
             tokens = [token for (token,) in _KV_TOKEN.iter_unpack(packed)]
-            made_under = AdapterUse(AdapterKey(under[0]), under[1]) if under else None
+            made_under = tuple(AdapterUse(AdapterKey(key), scale) for key, scale in json.loads(head))
         except (ValueError, TypeError, LookupError, struct.error):
             return 0
         if len(tokens) <= self._settings.n_ctx:
@@ -247,7 +247,7 @@ class FakeBackend:
     def sample(self, slot: Slot, sampler: Sampler) -> Token:
         sequence = self._sequence(slot)
         _require(sequence.has_logits, f"Slot {slot} has no logits to draw from.")
-        token = _next_token(_voice(sequence.bound), sequence.tokens)
+        token = _next_token(_name_of(sequence.bound), sequence.tokens)
         sampler.accept(token)
         return token
 
@@ -275,13 +275,16 @@ class FakeBackend:
     def _append(self, slot: Slot, tokens: Sequence[Token]) -> None:
         sequence = self._sequence(slot)
         bound = sequence.bound
-        _require(bound is None or bound.key in self._adapters, f"Slot {slot} is bound to an adapter that was freed.")
+        _require(self._has_all_of(bound), f"Slot {slot} is bound to an adapter that was freed.")
         _require(all(0 <= token < self.card.n_vocab for token in tokens), f"Slot {slot} was given tokens that do not exist.")
-        _require(not sequence.tokens or sequence.made_under == bound, f"Slot {slot} holds KV made under another adapter.")
-        if bound:
-            self._kill_if(self._adapters[bound.key], _KILLS_STEP)
+        _require(not sequence.tokens or sequence.made_under == bound, f"Slot {slot} holds KV made under another voice.")
+        for use in bound:
+            self._kill_if(self._adapters[use.key], _KILLS_STEP)
         sequence.made_under = bound
         sequence.tokens += tokens
+
+    def _has_all_of(self, voice: Voice) -> bool:
+        return all(use.key in self._adapters for use in voice)
 
     def _kill_if(self, adapter: PreparedAdapter, when: bytes) -> None:
         if isinstance(adapter, FakeAdapter) and adapter.kills == when:
@@ -318,10 +321,8 @@ def _card(settings: EngineSettings) -> ModelCard:
 # --- what it says -------------------------------------------------------------------------------------------------
 
 
-def _voice(adapter: AdapterUse | None) -> str:
-    if adapter is None:
-        return "base"
-    return adapter.key[:6] + (f" x{adapter.scale:g}" if adapter.scale != 1 else "")
+def _name_of(voice: Voice) -> str:
+    return "+".join(use.key[:6] + (f" x{use.scale:g}" if use.scale != 1 else "") for use in voice) or "base"
 
 
 def _next_token(voice: str, tokens: Sequence[Token]) -> Token:

@@ -26,9 +26,9 @@ from personae.engine.backend import Backend
 from personae.engine.batch import KvWritten
 from personae.engine.packing import Shapes
 from personae.errors import WorldFailed
-from personae.types import AdapterUse, Stash, Token
+from personae.types import MAX_VOICE_PARTS, Stash, Token, Voice, voice_of
 
-_MAGIC, _VERSION = b"personae KV\n", 1
+_MAGIC, _VERSION = b"personae KV\n", 2  # 1: of one adapter at the most
 _FRONT = struct.Struct("<12sII16s")
 _TOKEN_BYTES = 9  # of a token in a head, at the most
 _SPARE_BYTES = 1 << 16  # of a head or a blob, beside what each token takes
@@ -41,7 +41,7 @@ _DAMAGED = "it is damaged"
 class KvHead:
     base: str  # content hash of the model
     n_ctx: int
-    adapter: AdapterUse | None  # under which the KV was made
+    voice: Voice  # under which the KV was made
     tokens: tuple[Token, ...]
     n_bytes: int  # of the blob
 
@@ -75,9 +75,9 @@ class KvFiles:
         self._n_open = 0
         self._thread: threading.Thread | None = None
 
-    def write(self, path: str, tokens: tuple[Token, ...], adapter: AdapterUse | None, blob: bytes) -> None:
+    def write(self, path: str, tokens: tuple[Token, ...], voice: Voice, blob: bytes) -> None:
         card = self._backend.card
-        head = KvHead(card.content_hash, card.n_ctx, adapter, tokens, len(blob))
+        head = KvHead(card.content_hash, card.n_ctx, voice, tokens, len(blob))
         self._do(lambda: self._written(path, head, blob))
 
     def read(self, path: str, stash: Stash) -> None:
@@ -155,7 +155,7 @@ class KvFiles:
         _require(head.base == card.content_hash, "it was made with another model")
         _require(head.n_ctx == card.n_ctx, f"it was made with another context size: {head.n_ctx} tokens")
         _require(0 < n_tokens <= card.n_ctx and all(token >= 0 for token in head.tokens), _DAMAGED)
-        _require(head.adapter is None or math.isfinite(head.adapter.scale), _DAMAGED)
+        _require(_is_voice(head.voice), _DAMAGED)
         most = n_tokens * (card.kv_token_bytes + _BOOKS_BYTES) + _SPARE_BYTES if card.kv_token_bytes else _MOST_BYTES
         _require(head.n_bytes <= most, _DAMAGED)
 
@@ -167,6 +167,10 @@ class _UnfitError(Exception):
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise _UnfitError(otherwise)
+
+
+def _is_voice(voice: Voice) -> bool:
+    return len(voice) <= MAX_VOICE_PARTS and all(math.isfinite(use.scale) for use in voice) and voice == voice_of(voice)
 
 
 def _head(packed: bytes) -> KvHead:

@@ -158,7 +158,7 @@ class EngineLoop:
         faults: list[TurnFaulted] = []
         turns = sorted(filter(None, map(self._turns.get, step.decode)), key=lambda turn: turn.place)
         moved_s, self._moved_s = self._moved_s, 0.0
-        n_adapters = len({turn.adapter for turn in turns})
+        n_voices = len({turn.voice for turn in turns})
         started = time.perf_counter()
         n_decodes, rows = self._decode_rows(turns, faults)
         decoded = time.perf_counter()
@@ -174,7 +174,7 @@ class EngineLoop:
                 decode_ms=(decoded - started) * 1e3,
                 prefill_ms=(prefill_ended - decoded) * 1e3,
                 n_decodes=n_decodes,
-                n_adapters=n_adapters,
+                n_voices=n_voices,
                 threads=self._backend.threads,
                 extended=extended,
                 extend_ms=(ended - prefill_ended) * 1e3,
@@ -317,7 +317,7 @@ class EngineLoop:
             raise OurBug("internal", f"Turn {order.turn} begins, and is open already.")
         self._require_idle(order.slot)
         try:
-            left = self._kv.take(order.slot, order.keep, order.adapter)
+            left = self._kv.take(order.slot, order.keep, order.voice)
             turn = self._new_turn(order, left)
             self._turns.add(turn)
             self._build_on(turn, order.history, order.keep)
@@ -329,7 +329,7 @@ class EngineLoop:
         return OpenTurn(
             turn=order.turn,
             slot=order.slot,
-            adapter=order.adapter,
+            voice=order.voice,
             sampler=self._backend.new_sampler(order.sampling),
             text=ReplyText(order.rules),
             look_back=look_back(order.sampling),
@@ -351,7 +351,7 @@ class EngineLoop:
             raise OurBug("internal", f"Turn {turn.turn} cannot be resumed on {order.keep} tokens in slot {order.slot}.")
         self._require_idle(order.slot)
         try:
-            turn.n_kv = self._kv.take(order.slot, order.keep, turn.adapter)
+            turn.n_kv = self._kv.take(order.slot, order.keep, turn.voice)
             turn.slot = order.slot
             self._build_on(turn, order.history, order.keep)
         except _FAULTS as error:

@@ -7,7 +7,7 @@ overflows, and what rounding is left is 2^-11 of each value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,8 +55,12 @@ def _entry(number: int, matrix: Matrix) -> tuple[int, int, int, int, float, Buff
     return number, matrix.rank, a.shape[1], b.shape[0], scale, a.data, b.data
 
 
-def reference_delta(matrix: Matrix, x: npt.NDArray[np.float32], scale: float = 1.0) -> npt.NDArray[np.float32]:
-    """What the mixer adds to one row: scale * alpha/r * B (A x), in float64 inside. x: (n_in,), result: (n_out,). The tests' oracle."""
-    low = matrix.a.astype(np.float64) @ x.astype(np.float64)
-    delta: npt.NDArray[np.float32] = (matrix.b.astype(np.float64) @ low * (matrix.scale * scale)).astype(np.float32)
-    return delta
+def reference_delta(parts: Sequence[tuple[Matrix, float]], x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """What the mixer adds to one row: over the (matrix, scale) of its voice, at least one, the sum of scale * alpha/r * B (A x).
+
+    x: (n_in,), result: (n_out,), float64 inside. The tests' oracle.
+    """
+    wide = x.astype(np.float64)
+    deltas = [(m.b.astype(np.float64) @ (m.a.astype(np.float64) @ wide)) * (m.scale * scale) for m, scale in parts]
+    total: npt.NDArray[np.float32] = np.sum(deltas, axis=0).astype(np.float32)
+    return total

@@ -14,14 +14,14 @@ from personae.engine.backend import Sampler
 from personae.engine.batch import PrefillChunk
 from personae.engine.text import ReplyText
 from personae.errors import OurBug
-from personae.types import AdapterKey, AdapterUse, SamplingParams, Slot, Token, TurnId
+from personae.types import AdapterKey, SamplingParams, Slot, Token, TurnId, Voice
 
 
 @dataclass(slots=True)
 class OpenTurn:
     turn: TurnId
     slot: Slot | None  # None: paused
-    adapter: AdapterUse | None
+    voice: Voice
     sampler: Sampler
     text: ReplyText
     look_back: int  # prompt tokens the penalties want to see; -1: all
@@ -91,7 +91,7 @@ class OpenTurns:
 
     def use_adapter(self, key: AdapterKey) -> bool:
         """Whether a turn in a slot speaks with it. A paused one needs it only when it is resumed."""
-        return any(turn.adapter and turn.adapter.key == key for turn in self._turns.values() if turn.slot is not None)
+        return any(use.key == key for turn in self._turns.values() if turn.slot is not None for use in turn.voice)
 
 
 def look_back(sampling: SamplingParams) -> int:

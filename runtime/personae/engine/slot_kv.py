@@ -1,7 +1,7 @@
 """Where the KV of sequences is: in slots, in stashes, on its way to a file or from one. Knows no turn and decides nothing by itself.
 
 Rules that always hold
-- It is known of every slot and stash under which adapter and scale its KV was made; KV of one is never built on under another (OurBug).
+- It is known of every slot and stash under which voice its KV was made; KV of one is never built on under another (OurBug).
 - What cannot be brought leaves an empty slot, never a wrong one: whoever builds on it finds fewer tokens and prefills them.
 - A stash is a copy: fetching it leaves it where it is, until it is dropped.
 """
@@ -16,7 +16,7 @@ from personae.engine.backend import Backend
 from personae.engine.batch import CopySlot, FetchStash, KvRead, KvWritten, ReadKv, Result, SlotStashed, StashSlot, WriteKv
 from personae.engine.kv_files import KvFiles, KvHead, Refused
 from personae.errors import OurBug
-from personae.types import AdapterUse, Slot, Stash
+from personae.types import Slot, Stash, Voice
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class _Stashed:
     blob: bytes
     n_tokens: int
-    under: AdapterUse | None
+    under: Voice
 
 
 class SlotKv:
@@ -35,25 +35,25 @@ class SlotKv:
         self._backend = backend
         self._emit = emit
         self._files = KvFiles(backend, wake)
-        self._under: dict[Slot, AdapterUse | None] = {}  # where a slot holds anything
+        self._under: dict[Slot, Voice] = {}  # where a slot holds anything
         self._stashes: dict[Stash, _Stashed] = {}
         self._reading: dict[Stash, bool] = {}  # whether it is still wanted
 
     # --- for turns ------------------------------------------------------------------------------------------------
 
-    def take(self, slot: Slot, keep: int, adapter: AdapterUse | None) -> int:
-        """Cut a slot and bind it to the adapter of what comes next; returns how many tokens are left, at most `keep`."""
+    def take(self, slot: Slot, keep: int, voice: Voice) -> int:
+        """Cut a slot and bind it to the voice of what comes next; returns how many tokens are left, at most `keep`."""
         keep = min(keep, self._backend.n_tokens(slot))
-        if keep and self._under.get(slot) != adapter:
-            raise OurBug("internal", f"A turn was to build on the KV of slot {slot}, which was made under another adapter.")
+        if keep and self._under.get(slot, ()) != voice:
+            raise OurBug("internal", f"A turn was to build on the KV of slot {slot}, which was made under another voice.")
         left = self._backend.cut(slot, keep)
-        self._backend.bind(slot, adapter)
-        self._under[slot] = adapter
+        self._backend.bind(slot, voice)
+        self._under[slot] = voice
         return left
 
     def rebind(self, slot: Slot) -> None:
-        """So that what is appended without a turn is made under the adapter of what the slot holds."""
-        self._backend.bind(slot, self._under.get(slot))
+        """So that what is appended without a turn is made under the voice of what the slot holds."""
+        self._backend.bind(slot, self._under.get(slot, ()))
 
     def clear(self, slot: Slot) -> None:
         self._backend.cut(slot, 0)
@@ -89,7 +89,7 @@ class SlotKv:
     def copy(self, order: CopySlot) -> None:
         if order.source != order.target:
             self._backend.copy(order.source, order.target)
-            self._under[order.target] = self._under.get(order.source)
+            self._under[order.target] = self._under.get(order.source, ())
         self._backend.cut(order.target, min(order.keep, self._backend.n_tokens(order.target)))
 
     def _exported(self, slot: Slot) -> _Stashed | None:
@@ -98,7 +98,7 @@ class SlotKv:
         if not n_tokens:
             return None
         try:
-            return _Stashed(self._backend.export(slot), n_tokens, self._under.get(slot))
+            return _Stashed(self._backend.export(slot), n_tokens, self._under.get(slot, ()))
         except MemoryError:
             log.warning("no memory to put %d tokens of slot %d aside", n_tokens, slot)
             return None
@@ -111,10 +111,10 @@ class SlotKv:
             self._emit(KvWritten(order.path, 0, 0, "nothing is held of it"))
         elif held.n_tokens != len(order.tokens):
             self._emit(KvWritten(order.path, 0, 0, f"{held.n_tokens} tokens are held of it, not {len(order.tokens)}"))
-        elif held.under != order.adapter:
-            raise OurBug("internal", f"KV was to be written to '{order.path}' as if it had been made under another adapter.")
+        elif held.under != order.voice:
+            raise OurBug("internal", f"KV was to be written to '{order.path}' as if it had been made under another voice.")
         else:
-            self._files.write(order.path, order.tokens, order.adapter, held.blob)
+            self._files.write(order.path, order.tokens, order.voice, held.blob)
 
     def _named_by(self, order: WriteKv) -> _Stashed | None:
         if order.stash is not None:
@@ -139,8 +139,8 @@ class SlotKv:
         if not is_wanted:
             return KvRead(path, stash, reason="it was dropped while it was read")
         head, blob = content
-        self._stashes[stash] = _Stashed(blob, len(head.tokens), head.adapter)
-        return KvRead(path, stash, head.tokens, head.adapter, len(blob))
+        self._stashes[stash] = _Stashed(blob, len(head.tokens), head.voice)
+        return KvRead(path, stash, head.tokens, head.voice, len(blob))
 
     def close(self) -> None:
         """Files that were to be written are written first."""

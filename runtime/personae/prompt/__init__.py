@@ -4,8 +4,12 @@
     sandbox    runs a chat template that came with a model file, within bounds
     scaffold   what the template writes between contents, found once when the model is loaded
     talk       lines -> beats: whoever speaks in whichever order becomes "heard, answered, heard, answered"
-    plan       what of the persona and the talk will be in the prompt, and what its receipt says of the rest
+    keys       which words and phrases are in a text
+    lorebook   which lore a text touches, and what that brings along
+    mind       which lore is in a prompt, and at which beat of the talk
+    plan       what of the persona and the talk will be in the prompt
     budget     which of them stay; numbers only
+    cuts       what the receipt says of lore, and of all that is not in the prompt
     tokens     contents -> tokens, remembered
     page       lays the pieces of one prompt in order, and counts them
     builder    puts it together
@@ -15,6 +19,35 @@ A template never sees a word of the talk, and is never run while somebody waits 
 """
 
 from personae.prompt.builder import PromptBuilder
-from personae.prompt.parts import Cut, Example, Line, Lore, Part, Persona, Prompt, Receipt, Tokenizer
+from personae.prompt.parts import (
+    Cut,
+    Example,
+    Line,
+    Lore,
+    LoreNote,
+    LoreRules,
+    LoreState,
+    Part,
+    Persona,
+    Prompt,
+    Receipt,
+    Stretch,
+    Tokenizer,
+)
 
-__all__ = ["Cut", "Example", "Line", "Lore", "Part", "Persona", "Prompt", "PromptBuilder", "Receipt", "Tokenizer"]
+__all__ = [
+    "Cut",
+    "Example",
+    "Line",
+    "Lore",
+    "LoreNote",
+    "LoreRules",
+    "LoreState",
+    "Part",
+    "Persona",
+    "Prompt",
+    "PromptBuilder",
+    "Receipt",
+    "Stretch",
+    "Tokenizer",
+]

@@ -3,7 +3,9 @@
 What goes first, when a prompt is too long:
  1. what is beyond its share. Style, lore, memories and examples each have a fixed share of the context, settled before the talk is
     looked at: so they never come and go while it grows, none of them pushes another out, and the talk has all that they leave. Lore
-    stays by priority, memories from the newest, examples from the first (their author put the best first);
+    stays by priority, memories from the newest, examples from the first (their author put the best first). Only lore that comes to mind
+    comes as the talk goes; it shares what lore has, and where that is not enough the rank of lore decides: priority, then what is
+    always known, then what was touched last;
  2. the oldest of the talk, while all of those stay: the examples teach the voice at every turn, and a small model that has lost them
     has nothing but its own last replies to imitate;
  3. for one very long line only: the past, then the examples, last first, then lore from the lowest priority, then the oldest
@@ -17,6 +19,9 @@ after which it fits, is then about three quarters of the room, and stays cut the
 remembered between turns: marks depend on what was said before them alone, so they stay where they are as the talk goes on. (It follows
 that a caller who forgets old lines should forget many at once.) Stretches are measured in estimated tokens, for to measure exactly
 would mean to tokenize a thousand lines that are not in the prompt; whether the rest fits is counted exactly.
+
+Lore in the talk moves as rarely. When something there has to give way, as much goes with it as makes a quarter of lore's room free; and
+a past is held to need as much for lore as it ever did, so that lore's going does not bring old lines back.
 """
 
 from __future__ import annotations
@@ -29,7 +34,9 @@ STYLE_SHARE = 2
 EXAMPLES_SHARE = 4
 LORE_SHARE = 5
 MEMORY_SHARE = 10  # with lore and examples 55 in 100: what is happening now needs the rest more than a small model needs more facts
+MOST_LORE = 2  # the share that a writer may give to lore at most
 STRETCHES = 4  # marks in a full room
+SPARE_LORE = 4  # one part in so many of lore's room is made free when something that stood in the talk has to go
 
 
 def stretch_of(room: int) -> int:
@@ -49,6 +56,22 @@ def each_that_fits(costs: Sequence[int], room: int) -> list[int]:
         if cost <= room:
             kept.append(index)
             room -= cost
+    return kept
+
+
+def lore_room(room: int, tokens: int | None) -> int:
+    """`room`: of the context, what core and style leave; `tokens`: what the writer allows."""
+    return room // LORE_SHARE if tokens is None else max(0, min(tokens, room // MOST_LORE))
+
+
+def each_that_stays(costs: Sequence[int], must: Sequence[bool], room: int) -> list[int]:
+    """Like `each_that_fits`, with room to spare afterwards: what is not a must stays only where that is left free."""
+    kept = []
+    used = 0
+    for index, cost in enumerate(costs):
+        if used + cost <= (room if must[index] else room - room // SPARE_LORE):
+            kept.append(index)
+            used += cost
     return kept
 
 

@@ -7,6 +7,7 @@ Rules that always hold
 - A prompt fits: its tokens and the reserve are at most `room`, and that is at most n_ctx.
 - No text of a player, a writer or a model is parsed for control tokens or run by jinja2.
 - While nothing is cut anew, prompt n+1 begins with prompt n, the tokens drawn after it, and the tail of prompt n.
+- Lore that comes to mind stands in the newest message, then stays there: it is no exception to the rule above.
 - While nothing is cut anew and nobody new speaks, a prompt begins with the `head` of the talk before its line.
 - Nothing of the template can fail here: it was tried at construction (scaffold.py).
 
@@ -20,9 +21,11 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from personae.errors import AskedWrong
+from personae.prompt.cuts import cuts_of, notes_of
+from personae.prompt.lorebook import Library
 from personae.prompt.page import Page, Setting
-from personae.prompt.parts import Line, Persona, Prompt, Receipt, Tokenizer
-from personae.prompt.plan import Material, Plan, cuts_of, plan_of, system_of
+from personae.prompt.parts import Line, Persona, Prompt, Receipt, Stretch, Tokenizer
+from personae.prompt.plan import Material, Plan, lore_at, plan_of, system_of
 from personae.prompt.scaffold import BUILT_IN_STOPS, scaffold_of
 from personae.prompt.talk import clean, n_lines_until
 
@@ -44,6 +47,7 @@ class PromptBuilder:
         adopted = scaffold_of(vocabulary.chat_template if template is None else template, special, now)
         self._n_ctx = n_ctx
         self._setting = Setting(adopted.scaffold, vocabulary)
+        self._library = Library()
         self.template_kind = adopted.kind  # "model", "folded" or "builtin"
         self.template_note = adopted.note  # why it is not the model's template as it stands; "" when it is
         # Texts that end a reply where the vocabulary may have no end token for the scaffold in use.
@@ -72,7 +76,12 @@ class PromptBuilder:
         `reserve`: tokens kept free for the reply. AskedWrong `text_too_long` when the newest line cannot fit, whatever else is cut;
         `persona_too_long` when the core is to blame.
         """
-        return self._lay(persona, lines, Material.for_reply(persona, lines), max(reserve, 0), self._most(room))
+        return self._lay(persona, lines, self._for_reply(persona, lines), max(reserve, 0), self._most(room))
+
+    def annotated(self, persona: Persona, lines: Sequence[Line], reserve: int, *, room: int | None = None) -> list[Stretch]:
+        """The tokens of `build` as stretches that say what they are. Arguments and errors as there."""
+        material = self._for_reply(persona, lines)
+        return self._page(material, self._plan(persona, material, max(reserve, 0), self._most(room))).stretches
 
     def head(self, persona: Persona, lines: Sequence[Line], reserve: int, *, room: int | None = None) -> Prompt:
         """What every next prompt of this NPC begins with, up to where the content of the next line would stand.
@@ -84,31 +93,39 @@ class PromptBuilder:
         whatever would stand behind that line is not: the reply may come next, or somebody's line. A guess that turns out wrong is cut
         from the KV like any other tail: it costs prefill and nothing else.
         """
-        return self._lay(persona, lines, Material.before_next(persona, lines), max(reserve, 0), self._most(room))
+        material = Material.before_next(persona, self._library.of(persona.lore), lines)
+        return self._lay(persona, lines, material, max(reserve, 0), self._most(room))
+
+    def _for_reply(self, persona: Persona, lines: Sequence[Line]) -> Material:
+        return Material.for_reply(persona, self._library.of(persona.lore), lines)
 
     def _lay(self, persona: Persona, lines: Sequence[Line], material: Material, reserve: int, most: int) -> Prompt:
-        budget = most - reserve
-        plan = plan_of(self._setting, material, budget, most)
-        if plan is None:
-            raise self._too_long(persona, material, reserve, most)
+        plan = self._plan(persona, material, reserve, most)
         page = self._page(material, plan)
-        tokens, cuts = page.tokens(), cuts_of(self._setting, material, plan)
-        receipt = Receipt(len(tokens), budget, reserve, self.template_kind, page.parts(), cuts)
+        tokens, cuts, notes = page.tokens(), cuts_of(self._setting, material, plan), notes_of(self._setting, material, plan)
+        receipt = Receipt(len(tokens), most - reserve, reserve, self.template_kind, page.parts(), cuts, notes)
         n_cut = n_lines_until(lines, sum(beat.n_lines for beat in material.past[: plan.start]))
         return Prompt(tokens, receipt, self._setting.turn if material.newest else (), n_cut)
+
+    def _plan(self, persona: Persona, material: Material, reserve: int, most: int) -> Plan:
+        plan = plan_of(self._setting, material, most - reserve, most)
+        if plan is None:
+            raise self._too_long(persona, material, reserve, most)
+        return plan
 
     def _page(self, material: Material, plan: Plan) -> Page:
         page = Page(self._setting)
         page.system(system_of(self._setting, material, plan))
         for example in material.examples[: plan.n_examples]:
             page.example(example)
-        past = material.past[plan.start :]
-        is_open = material.newest is None and bool(past) and past[-1].reply is None
-        for beat in past[:-1] if is_open else past:
-            page.beat(beat)
-        if is_open:
-            page.heard(past[-1])
+        n_past = len(material.past)
+        for place in range(plan.start, n_past):
+            beat = material.past[place]
+            is_open = material.newest is None and place == n_past - 1 and beat.reply is None
+            page.lore(lore_at(material, plan, place))
+            (page.heard if is_open else page.beat)(beat)
         if material.newest is not None:
+            page.lore(lore_at(material, plan, n_past))
             page.newest(material.newest)
         return page
 

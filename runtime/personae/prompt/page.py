@@ -3,6 +3,9 @@
     opening  core [style] [lore]* [memories]  after_system  (player lead reply turn)*  (heard [lead reply turn])*  newest line  generation
              '--------- system ------------'                '------ examples ------'  '------- history -------'
 
+Lore that came to mind at a beat stands before what was heard there, in the same message, under a heading of its own: it is read right
+before it is needed, and stays where it is while the talk goes on behind it.
+
 The system text goes from what never changes to what changes most: a new memory costs the prefill of what stands behind it.
 
 Costs are sums of pieces, each tokenized by itself: so what the budget adds up is what the page holds, to the token, and a prompt
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from personae.prompt.parts import PARTS, Example, Part, Tokenizer
+from personae.prompt.parts import PARTS, Example, Part, Stretch, Tokenizer
 from personae.prompt.scaffold import Scaffold
 from personae.prompt.talk import Beat, clean
 from personae.prompt.tokens import ContentTokens
@@ -24,6 +27,9 @@ from personae.types import Token
 Tokens = tuple[Token, ...]
 BLANK_LINE = "\n\n"  # between two contents of one message
 MEMORY_HEADING = "What you remember:"  # so that the model takes them for its past and not for orders
+LORE_HEADING = "What comes to mind:"  # so that it takes them for its own thought and not for what somebody said
+
+Named = tuple[str, str]  # a label and a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class Block:
     part: str  # one of PARTS
     tokens: Tokens
     n_texts: int = 1
+    name: str = ""
 
 
 class Setting:
@@ -53,16 +60,17 @@ class Setting:
             return self.after_system
         return () if system_is_empty else self.blank_line
 
-    def system(self, core: str, style: str = "", lore: Sequence[str] = (), memories: Sequence[str] = ()) -> list[Block]:
+    def system(self, core: str, style: str = "", lore: Sequence[Named] = (), memories: Sequence[str] = ()) -> list[Block]:
         """Lore and memories in the order of the page."""
-        texts = [("persona", core), ("style", style), *(("lore", text) for text in lore)]
-        blocks = [Block(part, self.of(text)) for part, text in texts if text]
+        texts = [("persona", "", core), ("style", "", style), *(("lore", label, text) for label, text in lore)]
+        blocks = [Block(part, self.of(text), name=name) for part, name, text in texts if text]
         if memories:
-            remembered = [self.of(MEMORY_HEADING), *map(self.of_memory, memories)]
+            remembered = [self.of(MEMORY_HEADING), *map(self.of_item, memories)]
             blocks.append(Block("memory", tuple(token for piece in remembered for token in piece), len(memories)))
         return blocks
 
-    def of_memory(self, text: str) -> Tokens:
+    def of_item(self, text: str) -> Tokens:
+        """A paragraph under a heading."""
         return self.of(f"\n{text}")
 
     def frame_cost(self, system: Sequence[Block]) -> int:
@@ -74,6 +82,10 @@ class Setting:
     def block_cost(self, text: str) -> int:
         """Tokens by which one more paragraph makes the system text longer, the blank line before it included."""
         return len(self.of(text)) + len(self.blank_line)
+
+    def item_cost(self, text: str, heading: str) -> int:
+        """Tokens of a paragraph that has a heading, and a blank line behind it, to itself."""
+        return len(self.of_item(text)) + self.block_cost(heading)
 
     def of_example(self, example: Example) -> tuple[Tokens, Tokens]:
         return self.of(clean(example.player)), self.of(clean(example.reply))
@@ -111,23 +123,30 @@ class Page:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._tokens: list[Token] = []
-        self._n_tokens = dict.fromkeys(PARTS, 0)
         self._n_texts = dict.fromkeys(PARTS, 0)
+        self.stretches: list[Stretch] = []
 
     def system(self, system: Sequence[Block]) -> None:
         self._scaffold(self._setting.opening)
         for index, block in enumerate(system):
             self._scaffold(self._setting.blank_line if index else ())
-            self._content(block.part, block.tokens, block.n_texts)
+            self._content(block.part, block.tokens, block.n_texts, block.name)
         self._scaffold(self._setting.after(not system))
 
     def example(self, example: Example) -> None:
         player, reply = self._setting.of_example(example)
-        self._content("examples", player)
+        self._content("examples", player, 1, "player")
         self._scaffold(self._setting.lead)
-        self._content("examples", reply, 0)
+        self._content("examples", reply, 0, "reply")
         self._scaffold(self._setting.turn)
+
+    def lore(self, lore: Sequence[Named]) -> None:
+        """What comes to mind at the beat that follows."""
+        if lore:
+            self._content("lore", self._setting.of(LORE_HEADING), 0)
+            for label, text in lore:
+                self._content("lore", self._setting.of_item(text), 1, label)
+            self._scaffold(self._setting.blank_line)
 
     def beat(self, beat: Beat) -> None:
         self.heard(beat)
@@ -135,30 +154,33 @@ class Page:
             self._scaffold(self._setting.blank_line)
             return
         self._scaffold(self._setting.before_reply(beat))
-        self._content("history", self._setting.reply(beat), 0)
+        self._content("history", self._setting.reply(beat), 0, "reply")
         self._scaffold(self._setting.turn)
 
     def heard(self, beat: Beat) -> None:
         """The first half of a beat: whether it is answered is not said yet."""
-        self._content("history", self._setting.of(beat.heard), beat.n_lines)
+        self._content("history", self._setting.of(beat.heard), beat.n_lines, "heard")
 
     def newest(self, beat: Beat) -> None:
-        self._content("line", self._setting.of(beat.heard), beat.n_lines)
+        self._content("line", self._setting.of(beat.heard), beat.n_lines, "heard")
         self._scaffold(self._setting.generation)
 
     def tokens(self) -> Tokens:
-        return tuple(self._tokens)
+        return tuple(token for stretch in self.stretches for token in stretch.tokens)
 
     def parts(self) -> tuple[Part, ...]:
-        return tuple(Part(part, self._n_tokens[part], self._n_texts[part]) for part in PARTS)
+        n_tokens = dict.fromkeys(PARTS, 0)
+        for stretch in self.stretches:
+            n_tokens[stretch.part] += len(stretch.tokens)
+        return tuple(Part(part, n_tokens[part], self._n_texts[part]) for part in PARTS)
 
-    def _scaffold(self, tokens: Sequence[Token]) -> None:
-        self._content("scaffold", tokens)
+    def _scaffold(self, tokens: Tokens) -> None:
+        self._content("scaffold", tokens, 1)
 
-    def _content(self, part: str, tokens: Sequence[Token], n_texts: int = 1) -> None:
-        self._tokens += tokens
-        self._n_tokens[part] += len(tokens)
+    def _content(self, part: str, tokens: Tokens, n_texts: int, name: str = "") -> None:
         self._n_texts[part] += n_texts
+        if tokens:
+            self.stretches.append(Stretch(part, name, tokens))
 
 
 def _tokenize(tokenizer: Tokenizer, piece: str) -> Tokens:

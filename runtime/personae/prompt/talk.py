@@ -9,13 +9,14 @@ every chat template accepts.
   second after other tokens than it was drawn after, and the KV from there on would be lost.
 - With two or more other speakers in the talk every heard line begins with its speaker's name; a lone player needs none. All lines count,
   also those the budget will cut, so that names do not come and go. A named line is one paragraph: nobody can write
-  "Sure.\\n\\nMira: the gold is his" and have the second half taken for Mira's.
+  "Sure.\\n\\nMira: the gold is his" and have the second half taken for Mira's. So is every line where lore may stand between the lines:
+  a heading of lore is a line of its own with text right below it, and nobody who has but one line can write such a thing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from personae.prompt.parts import Line
@@ -26,12 +27,22 @@ SILENCE = "..."  # heard when nobody spoke: every model reads it as a pause, in 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """`reply` None: unanswered. `drawn`: the reply's own tokens, () when it must be tokenized from its text."""
+    """`reply` None: unanswered. `drawn`: the reply's own tokens, () when it must be tokenized from its text.
+
+    `n_named`: the first so many characters of `heard` only say who spoke.
+    """
 
     heard: str
     n_lines: int  # lines of the talk in it; an invented silence counts for nothing
     reply: str | None = None
     drawn: tuple[Token, ...] = ()
+    n_named: int = 0
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The lines of the talk in it, without names; an invented silence is none."""
+        n_heard = self.n_lines - (self.reply is not None)
+        return (self.heard[self.n_named :],) * n_heard + (() if self.reply is None else (self.reply,))
 
     @property
     def n_bytes_heard(self) -> int:
@@ -54,8 +65,11 @@ def paragraph(text: str) -> str:
     return " ".join(part.strip() for part in clean(text).splitlines() if part.strip())
 
 
-def beats_of(lines: Sequence[Line]) -> list[Beat]:
-    """At least one beat; the last, and only the last of a regular talk, is unanswered. Blank lines were not heard."""
+def beats_of(lines: Sequence[Line], *, one_paragraph: bool = False) -> list[Beat]:
+    """At least one beat; the last, and only the last of a regular talk, is unanswered. Blank lines were not heard.
+
+    `one_paragraph`: each line heard is one, whoever speaks.
+    """
     named = len({_name(line) for line in lines if not line.is_npc and line.text.strip()}) > 1
     beats: list[Beat] = []
     open_beat: Beat | None = None
@@ -65,12 +79,13 @@ def beats_of(lines: Sequence[Line]) -> list[Beat]:
             continue
         if line.is_npc:
             heard = open_beat or Beat(SILENCE, 0)
-            beats.append(Beat(heard.heard, heard.n_lines + 1, text, line.tokens or ()))
+            beats.append(replace(heard, n_lines=heard.n_lines + 1, reply=text, drawn=line.tokens or ()))
             open_beat = None
         else:
             if open_beat is not None:
                 beats.append(open_beat)
-            open_beat = Beat(_heard(line, text) if named else text, 1)
+            name = _name(line) if named else ""
+            open_beat = _heard(name, paragraph(text) if named or one_paragraph else text)
     return [*beats, open_beat or Beat(SILENCE, 0)]
 
 
@@ -80,9 +95,9 @@ def n_lines_until(lines: Sequence[Line], n_spoken: int) -> int:
     return next(islice(places, n_spoken - 1, None)) if n_spoken else 0
 
 
-def _heard(line: Line, text: str) -> str:
-    name = _name(line)
-    return f"{name}: {paragraph(text)}" if name else paragraph(text)
+def _heard(name: str, text: str) -> Beat:
+    start = f"{name}: " if name else ""
+    return Beat(start + text, 1, n_named=len(start))
 
 
 def _name(line: Line) -> str:

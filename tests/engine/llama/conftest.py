@@ -11,7 +11,7 @@ import pytest
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from personae.engine.llama.backend import LlamaBackend
-from tests.engine.llama.house import Voice, settings, write_voices
+from tests.engine.llama.house import Adapter, settings, write_voices
 from tests.tiny import ARCHES, TinyModel, write_model
 
 Start = Callable[..., LlamaBackend]
@@ -24,7 +24,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyModel]:
 
 
 @pytest.fixture(scope="session")
-def all_voices(models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Voice]]:
+def all_voices(models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Adapter]]:
     """arch -> name -> voice; see write_voices."""
     return {arch: write_voices(tmp_path_factory.mktemp(f"voices {arch}"), model) for arch, model in models.items()}
 
@@ -40,7 +40,7 @@ def model(arch: str, models: dict[str, TinyModel]) -> TinyModel:
 
 
 @pytest.fixture
-def voices(arch: str, all_voices: dict[str, dict[str, Voice]]) -> dict[str, Voice]:
+def voices(arch: str, all_voices: dict[str, dict[str, Adapter]]) -> dict[str, Adapter]:
     return all_voices[arch]
 
 
@@ -51,7 +51,7 @@ def llama(models: dict[str, TinyModel]) -> TinyModel:
 
 
 @pytest.fixture(scope="session")
-def llama_voices(all_voices: dict[str, dict[str, Voice]]) -> dict[str, Voice]:
+def llama_voices(all_voices: dict[str, dict[str, Adapter]]) -> dict[str, Adapter]:
     return all_voices["llama"]
 
 

@@ -1,4 +1,4 @@
-"""The real backend on tiny models: voices, prompts, and the two ways to speak with it, by hand and through the engine loop."""
+"""The real backend on tiny models: adapters, prompts, and the two ways to speak with it, by hand and through the engine loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from personae.engine.llama.backend import LlamaBackend
 from personae.engine.loop import EngineLoop
 from personae.engine.settings import EngineSettings
 from personae.packs.lora import adapter_key
-from personae.types import AdapterKey, AdapterUse, Limits, ReplyRules, SamplingParams, Slot, TurnId
+from personae.types import AdapterKey, AdapterUse, Limits, ReplyRules, SamplingParams, Slot, TurnId, Voice, voice_of
 from tests.tiny import TinyModel
 from tests.tiny.adapters import draft_adapter
 from tests.tiny.vocabulary import FIRST_BYTE
@@ -31,15 +31,20 @@ def settings(path: Path, **more: Any) -> EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class Adapter:
     path: Path
     key: AdapterKey
 
-    def at(self, scale: float = 1.0) -> AdapterUse:
-        return AdapterUse(self.key, scale)
+    def at(self, scale: float = 1.0) -> Voice:
+        """The voice of this adapter alone."""
+        return (AdapterUse(self.key, scale),)
 
 
-def voice(path: Path, model: TinyModel, **more: Any) -> Voice:
+def sum_of(*voices: Voice) -> Voice:
+    return voice_of(use for voice in voices for use in voice)
+
+
+def an_adapter(path: Path, model: TinyModel, **more: Any) -> Adapter:
     """An F32 file of values that are binary16 numbers.
 
     The mixer's tables hold these exactly, and llama.cpp multiplies by them in float32. (By F16 weights it multiplies a row that it
@@ -49,16 +54,16 @@ def voice(path: Path, model: TinyModel, **more: Any) -> Voice:
     for name, weights in draft.tensors.items():
         draft.tensors[name] = weights.astype(np.float16).astype(np.float32)
     draft.write(path, "f32")
-    return Voice(path, adapter_key(path))
+    return Adapter(path, adapter_key(path))
 
 
-def write_voices(folder: Path, model: TinyModel) -> dict[str, Voice]:
+def write_voices(folder: Path, model: TinyModel) -> dict[str, Adapter]:
     """`wide` and `narrow` touch every matrix, `some` a few of them; the ranks differ, in `wide` between matrices too."""
     some = [name for name in model.targets if "attn_v" in name or "ffn_down" in name]
     return {
-        "wide": voice(folder / "wide.gguf", model, rank={next(iter(model.targets)): 33}, seed=1),
-        "narrow": voice(folder / "narrow.gguf", model, rank=1, alpha=2.0, seed=2),
-        "some": voice(folder / "some.gguf", model, rank=7, only=some, seed=3),
+        "wide": an_adapter(folder / "wide.gguf", model, rank={next(iter(model.targets)): 33}, seed=1),
+        "narrow": an_adapter(folder / "narrow.gguf", model, rank=1, alpha=2.0, seed=2),
+        "some": an_adapter(folder / "some.gguf", model, rank=7, only=some, seed=3),
     }
 
 
@@ -67,8 +72,8 @@ def prompt(text: str = LINE) -> list[int]:
     return [FIRST_BYTE + byte for byte in text.encode()]
 
 
-def load(backend: LlamaBackend, *voices: Voice) -> None:
-    for one in voices:
+def load(backend: LlamaBackend, *adapters: Adapter) -> None:
+    for one in adapters:
         backend.install_adapter(one.key, backend.prepare_adapter(one.key, str(one.path)))
 
 
@@ -77,14 +82,14 @@ def logits_of(backend: LlamaBackend, slot: int) -> NDArray[np.float32]:
     return backend._logits[Slot(slot)].copy()
 
 
-def listen(backend: LlamaBackend, slot: int, tokens: Sequence[int], use: AdapterUse | None = None) -> int:
+def listen(backend: LlamaBackend, slot: int, tokens: Sequence[int], voice: Voice = ()) -> int:
     """Prefill a slot from its beginning; the likeliest next token."""
     backend.cut(Slot(slot), 0)
-    return listen_on(backend, slot, tokens, use)
+    return listen_on(backend, slot, tokens, voice)
 
 
-def listen_on(backend: LlamaBackend, slot: int, tokens: Sequence[int], use: AdapterUse | None = None) -> int:
-    backend.bind(Slot(slot), use)
+def listen_on(backend: LlamaBackend, slot: int, tokens: Sequence[int], voice: Voice = ()) -> int:
+    backend.bind(Slot(slot), voice)
     for at in range(0, len(tokens), CHUNK):
         backend.prefill(Slot(slot), tokens[at : at + CHUNK], wants_logits=at + CHUNK >= len(tokens))
     return int(logits_of(backend, slot).argmax())
@@ -116,10 +121,10 @@ class House:
         for order in orders:
             self.loop.handle(order)
 
-    def load(self, *voices: Voice) -> list[Result]:
+    def load(self, *adapters: Adapter) -> list[Result]:
         """What the loop answered."""
         n = len(self.results)
-        self.do(*(LoadAdapter(one.key, str(one.path)) for one in voices))
+        self.do(*(LoadAdapter(one.key, str(one.path)) for one in adapters))
         self.loop.settle(block=True)
         answers, self.results[n:] = self.results[n:], []
         return answers
@@ -130,9 +135,9 @@ class House:
         assert isinstance(done, StepDone)
         return done
 
-    def begin(self, turn: int, slot: int, tokens: Sequence[int], use: AdapterUse | None = None, **more: Any) -> StepDone:
+    def begin(self, turn: int, slot: int, tokens: Sequence[int], voice: Voice = (), **more: Any) -> StepDone:
         """Begin a turn and prefill all of its prompt in one chunk; the step that drew its first token."""
-        self.do(begin_turn(turn, slot, use, **more))
+        self.do(begin_turn(turn, slot, voice, **more))
         if self.results:
             raise AssertionError(self.results.pop())
         return self.step(prefill=(PrefillChunk(TurnId(turn), tuple(tokens), last=True),))
@@ -146,11 +151,11 @@ class House:
 def begin_turn(
     turn: int,
     slot: int,
-    use: AdapterUse | None = None,
+    voice: Voice = (),
     *,
     keep: int = 0,
     history: Sequence[int] = (),
     sampling: SamplingParams = GREEDY,
     max_tokens: int = 100,
 ) -> BeginTurn:
-    return BeginTurn(TurnId(turn), Slot(slot), keep, use, sampling, ReplyRules(), Limits(max_tokens=max_tokens), tuple(history))
+    return BeginTurn(TurnId(turn), Slot(slot), keep, voice, sampling, ReplyRules(), Limits(max_tokens=max_tokens), tuple(history))

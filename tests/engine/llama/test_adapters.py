@@ -14,9 +14,9 @@ from personae.engine.batch import AdapterLoaded, AdapterRefused, FreeAdapter, Pr
 from personae.engine.llama.backend import LlamaBackend
 from personae.errors import AskedWrong, OurBug
 from personae.packs.lora import adapter_key
-from personae.types import AdapterUse, Slot, TurnId
+from personae.types import Slot, TurnId, Voice
 from tests.engine.llama.conftest import Start
-from tests.engine.llama.house import LINE, House, Voice, begin_turn, listen, listen_on, load, logits_of, prompt, voice
+from tests.engine.llama.house import LINE, Adapter, House, an_adapter, begin_turn, listen, listen_on, load, logits_of, prompt
 from tests.tiny import ARCHES, TinyModel, bad_adapters, write_adapter, write_model
 from tests.tiny.adapters import draft_adapter
 from tests.tiny.stock import stock_greedy, stock_logits
@@ -25,7 +25,7 @@ MODES = ("mixed", "grouped")
 
 
 @pytest.fixture(params=MODES)
-def backend(request: pytest.FixtureRequest, llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> LlamaBackend:
+def backend(request: pytest.FixtureRequest, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start) -> LlamaBackend:
     """With two voices loaded."""
     backend = start(llama.path, mode=request.param)
     load(backend, llama_voices["wide"], llama_voices["narrow"])
@@ -35,7 +35,7 @@ def backend(request: pytest.FixtureRequest, llama: TinyModel, llama_voices: dict
 # --- one after the other over the same words ----------------------------------------------------------------------
 
 
-def test_b_after_a_over_the_same_prefix_is_as_a_cold_b(backend: LlamaBackend, llama_voices: dict[str, Voice]) -> None:
+def test_b_after_a_over_the_same_prefix_is_as_a_cold_b(backend: LlamaBackend, llama_voices: dict[str, Adapter]) -> None:
     """What was decoded under A is cut, and the whole prompt prefilled again: that is the scheduler's rule, and this is what it buys."""
     listen(backend, 0, prompt(), llama_voices["wide"].at())
     listen(backend, 0, prompt(), llama_voices["narrow"].at())
@@ -44,7 +44,7 @@ def test_b_after_a_over_the_same_prefix_is_as_a_cold_b(backend: LlamaBackend, ll
     assert np.array_equal(warm, logits_of(backend, 1))
 
 
-def test_kv_made_under_a_would_be_wrong_under_b(backend: LlamaBackend, llama_voices: dict[str, Voice]) -> None:
+def test_kv_made_under_a_would_be_wrong_under_b(backend: LlamaBackend, llama_voices: dict[str, Adapter]) -> None:
     """Why that rule exists: nothing else would notice."""
     tokens = prompt()
     backend.bind(Slot(0), llama_voices["wide"].at())
@@ -55,7 +55,7 @@ def test_kv_made_under_a_would_be_wrong_under_b(backend: LlamaBackend, llama_voi
     assert np.abs(kept - logits_of(backend, 0)).max() > 0.1
 
 
-def test_the_same_adapter_at_another_scale_speaks_otherwise(backend: LlamaBackend, llama_voices: dict[str, Voice]) -> None:
+def test_the_same_adapter_at_another_scale_speaks_otherwise(backend: LlamaBackend, llama_voices: dict[str, Adapter]) -> None:
     seen = []
     for scale in (1.0, 0.9, 1.0):
         listen(backend, 0, prompt(), llama_voices["wide"].at(scale))
@@ -67,10 +67,10 @@ def test_the_same_adapter_at_another_scale_speaks_otherwise(backend: LlamaBacken
 # --- while others speak -------------------------------------------------------------------------------------------
 
 
-def speak_undisturbed(house: House, use: AdapterUse | None, tokens: list[int], between: object = None, n: int = 16) -> list[int]:
+def speak_undisturbed(house: House, voice: Voice, tokens: list[int], between: object = None, n: int = 16) -> list[int]:
     """A stream of slot 0; before each of its steps something else happens."""
     events = iter(between or ())  # type: ignore[call-overload]
-    row = house.begin(1, 0, tokens, use, max_tokens=n).rows[0]
+    row = house.begin(1, 0, tokens, voice, max_tokens=n).rows[0]
     drawn = [row.token]
     while row.finish is None:
         next(events, None)
@@ -80,9 +80,9 @@ def speak_undisturbed(house: House, use: AdapterUse | None, tokens: list[int], b
     return drawn
 
 
-def commotion(house: House, folder: Path, model: TinyModel, voices: dict[str, Voice]) -> object:
+def commotion(house: House, folder: Path, model: TinyModel, voices: dict[str, Adapter]) -> object:
     """Load others, speak with them, rescale, unload, load again."""
-    new = voice(folder / "new.gguf", model, rank=12, seed=99)
+    new = an_adapter(folder / "new.gguf", model, rank=12, seed=99)
     yield house.load(new)
     yield house.begin(2, 1, prompt("And you?"), new.at(), max_tokens=50)
     yield house.step(2)
@@ -97,7 +97,7 @@ def commotion(house: House, folder: Path, model: TinyModel, voices: dict[str, Vo
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stream_is_the_same_whatever_others_load_unload_and_say(
-    mode: str, llama: TinyModel, llama_voices: dict[str, Voice], start: Start, tmp_path: Path
+    mode: str, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start, tmp_path: Path
 ) -> None:
     house = House(start(llama.path, mode=mode))
     house.load(llama_voices["wide"])
@@ -106,7 +106,7 @@ def test_a_stream_is_the_same_whatever_others_load_unload_and_say(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_another_scale_takes_effect_at_the_next_turn(mode: str, llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> None:
+def test_another_scale_takes_effect_at_the_next_turn(mode: str, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start) -> None:
     house, one = House(start(llama.path, mode=mode)), llama_voices["wide"]
     house.load(one)
     for scale in (1.0, 0.5, 1.0):
@@ -114,7 +114,7 @@ def test_another_scale_takes_effect_at_the_next_turn(mode: str, llama: TinyModel
         assert drawn == stock_greedy(llama.path, prompt(), 8, one.path, scale)
 
 
-def test_an_adapter_is_not_freed_under_a_turn(llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> None:
+def test_an_adapter_is_not_freed_under_a_turn(llama: TinyModel, llama_voices: dict[str, Adapter], start: Start) -> None:
     house = House(start(llama.path))
     house.load(llama_voices["wide"])
     house.begin(1, 0, prompt(), llama_voices["wide"].at())
@@ -122,7 +122,7 @@ def test_an_adapter_is_not_freed_under_a_turn(llama: TinyModel, llama_voices: di
         house.do(FreeAdapter(llama_voices["wide"].key))
 
 
-def test_a_slot_is_not_bound_to_what_is_not_installed(backend: LlamaBackend, llama_voices: dict[str, Voice]) -> None:
+def test_a_slot_is_not_bound_to_what_is_not_installed(backend: LlamaBackend, llama_voices: dict[str, Adapter]) -> None:
     with pytest.raises(OurBug, match="not installed"):
         backend.bind(Slot(0), llama_voices["some"].at())
     backend.free_adapter(llama_voices["narrow"].key)
@@ -131,11 +131,11 @@ def test_a_slot_is_not_bound_to_what_is_not_installed(backend: LlamaBackend, lla
         backend.bind(Slot(0), llama_voices["narrow"].at())
 
 
-def test_an_adapter_freed_and_loaded_again_says_the_same(backend: LlamaBackend, llama_voices: dict[str, Voice]) -> None:
+def test_an_adapter_freed_and_loaded_again_says_the_same(backend: LlamaBackend, llama_voices: dict[str, Adapter]) -> None:
     listen(backend, 0, prompt(), llama_voices["wide"].at())
     before = logits_of(backend, 0)
     backend.free_adapter(llama_voices["wide"].key)
-    listen(backend, 0, prompt(), None)
+    listen(backend, 0, prompt())
     load(backend, llama_voices["wide"])
     listen(backend, 0, prompt(), llama_voices["wide"].at())
     assert np.array_equal(before, logits_of(backend, 0))
@@ -147,7 +147,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("mode", MODES)
-def test_memory_is_flat_over_200_alternations(mode: str, llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> None:
+def test_memory_is_flat_over_200_alternations(mode: str, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start) -> None:
     """Speaking in turn under A and under B, each loaded for its turn and freed after it. One adapter's tables are 150 KB: a leak of one
     in ten would show in the 3 MB allowed."""
     backend = start(llama.path, mode=mode)
@@ -169,7 +169,7 @@ def test_memory_is_flat_over_200_alternations(mode: str, llama: TinyModel, llama
 @pytest.mark.parametrize("mode", MODES)
 def test_any_number_of_adapters_up_to_the_limit_then_a_clean_refusal(mode: str, llama: TinyModel, start: Start, tmp_path: Path) -> None:
     house = House(start(llama.path, mode=mode, max_adapters=20))
-    crowd = [voice(tmp_path / f"{i}.gguf", llama, rank=1 + i % 5, seed=i) for i in range(21)]
+    crowd = [an_adapter(tmp_path / f"{i}.gguf", llama, rank=1 + i % 5, seed=i) for i in range(21)]
     assert {type(answer) for answer in house.load(*crowd[:20])} == {AdapterLoaded}
     (refusal,) = house.load(crowd[20])
     assert isinstance(refusal, AdapterRefused)
@@ -190,7 +190,7 @@ def test_any_number_of_adapters_up_to_the_limit_then_a_clean_refusal(mode: str, 
 @pytest.mark.parametrize("arch", ["llama", "llama-tied"])
 @pytest.mark.parametrize("mode", MODES)
 def test_bad_adapters_are_refused_by_name_while_two_speakers_go_on(
-    mode: str, arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]], start: Start, tmp_path: Path
+    mode: str, arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]], start: Start, tmp_path: Path
 ) -> None:
     model, voices = models[arch], all_voices[arch]
     house = House(start(model.path, mode=mode))
@@ -198,7 +198,7 @@ def test_bad_adapters_are_refused_by_name_while_two_speakers_go_on(
     speakers = {1: voices["wide"], 2: voices["narrow"]}
     drawn = {turn: [house.begin(turn, turn, prompt(), one.at()).rows[0].token] for turn, one in speakers.items()}
     for path, code in bad_adapters(tmp_path, model):
-        (refusal,) = house.load(Voice(path, adapter_key(path) if path.exists() else voices["some"].key))
+        (refusal,) = house.load(Adapter(path, adapter_key(path) if path.exists() else voices["some"].key))
         assert isinstance(refusal, AdapterRefused), path
         assert (refusal.code, path.name in refusal.message) == (code, True), refusal
         for row in house.step(*speakers).rows if len(drawn[1]) < 40 else ():
@@ -208,7 +208,7 @@ def test_bad_adapters_are_refused_by_name_while_two_speakers_go_on(
 
 
 def test_an_adapter_of_another_base_is_refused_with_both_names_and_shapes(
-    models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]], start: Start
+    models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]], start: Start
 ) -> None:
     house = House(start(models["llama"].path))
     (refusal,) = house.load(all_voices["qwen2"]["wide"])
@@ -219,7 +219,7 @@ def test_an_adapter_of_another_base_is_refused_with_both_names_and_shapes(
 
 
 def test_an_adapter_of_a_base_of_another_size_is_refused_with_both_shapes(
-    models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]], start: Start
+    models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]], start: Start
 ) -> None:
     house = House(start(models["llama"].path))
     (refusal,) = house.load(all_voices["llama-tied"]["wide"])
@@ -235,7 +235,7 @@ def test_spaces_and_other_alphabets_in_paths_load(folder: str, mode: str, start:
     home = tmp_path / folder
     home.mkdir()
     model = write_model(home / "modèle tiny.gguf")
-    one = voice(home / "voix d'Ænne.gguf", model, seed=4)
+    one = an_adapter(home / "voix d'Ænne.gguf", model, seed=4)
     backend = start(model.path, mode=mode)
     load(backend, one)
     first = listen(backend, 0, prompt(), one.at())
@@ -245,19 +245,19 @@ def test_spaces_and_other_alphabets_in_paths_load(folder: str, mode: str, start:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_file_that_changed_since_its_pack_was_read_is_refused(
-    mode: str, llama: TinyModel, llama_voices: dict[str, Voice], start: Start, tmp_path: Path
+    mode: str, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start, tmp_path: Path
 ) -> None:
     path = tmp_path / "voice.gguf"
     shutil.copyfile(llama_voices["wide"].path, path)
-    house, known = House(start(llama.path, mode=mode)), Voice(path, adapter_key(path))
+    house, known = House(start(llama.path, mode=mode)), Adapter(path, adapter_key(path))
     shutil.copyfile(llama_voices["narrow"].path, path)
     (refusal,) = house.load(known)
     assert isinstance(refusal, AdapterRefused)
-    assert (refusal.code, "changed on disk" in refusal.message) == ("adapter_unreadable", True)
+    assert (refusal.code, "changed on disk" in refusal.message) == ("adapter_changed", True)
 
 
 def test_a_file_that_changes_between_check_and_use_never_reaches_llama_cpp(
-    llama: TinyModel, llama_voices: dict[str, Voice], start: Start, tmp_path: Path
+    llama: TinyModel, llama_voices: dict[str, Adapter], start: Start, tmp_path: Path
 ) -> None:
     """Grouped mode, where llama.cpp reads the file itself: it aborts the process on some."""
     path = tmp_path / "voice.gguf"
@@ -267,7 +267,7 @@ def test_a_file_that_changes_between_check_and_use_never_reaches_llama_cpp(
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     with pytest.raises(AskedWrong, match="changed on disk") as refusal:
         backend.install_adapter(key, prepared)
-    assert refusal.value.code == "adapter_unreadable"
+    assert refusal.value.code == "adapter_changed"
     path.unlink()
     with pytest.raises(AskedWrong) as refusal:
         backend.install_adapter(key, prepared)
@@ -290,8 +290,8 @@ def test_every_dtype_means_the_same_weights(dtype: str, arch: str, models: dict[
         draft.add_pair(name, *pair)
     draft.write(twin, "f32")
     backend = start(model.path, mode="mixed")
-    load(backend, Voice(path, adapter_key(path)))
-    listen(backend, 0, prompt(LINE), AdapterUse(adapter_key(path)))
+    load(backend, Adapter(path, adapter_key(path)))
+    listen(backend, 0, prompt(LINE), Adapter(path, adapter_key(path)).at())
     wanted = stock_logits(model.path, prompt(LINE), twin)[-1]
     error = np.abs(logits_of(backend, 0) - wanted).max() / np.abs(wanted).max()
     assert error < (2e-3 if dtype != "q8_0" else 3e-2)
@@ -299,7 +299,7 @@ def test_every_dtype_means_the_same_weights(dtype: str, arch: str, models: dict[
 
 def test_resident_bytes_count_the_padding(llama: TinyModel, start: Start, tmp_path: Path) -> None:
     backend = start(llama.path)
-    one = voice(tmp_path / "a.gguf", llama, rank=3, only=["output.weight"])  # 64 in, 300 out: ten panels of 32
+    one = an_adapter(tmp_path / "a.gguf", llama, rank=3, only=["output.weight"])  # 64 in, 300 out: ten panels of 32
     prepared = backend.prepare_adapter(one.key, str(one.path))
     assert (prepared.bytes_resident, prepared.rank) == (2 * 3 * (64 + 320), 3)
     assert "alpha" in prepared.warnings[0]

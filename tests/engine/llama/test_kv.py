@@ -13,7 +13,7 @@ from personae.engine.llama.backend import LlamaBackend
 from personae.errors import AskedWrong, OurBug
 from personae.types import FinishReason, Slot, TurnId
 from tests.engine.llama.conftest import Start
-from tests.engine.llama.house import House, Voice, begin_turn, listen, listen_on, load, logits_of, prompt, speak
+from tests.engine.llama.house import Adapter, House, begin_turn, listen, listen_on, load, logits_of, prompt, speak
 from tests.tiny import ARCHES, TinyModel, write_model
 from tests.tiny.models import WINDOW
 from tests.tiny.stock import stock_greedy
@@ -23,7 +23,7 @@ S0, S1, S2, S3 = map(Slot, range(4))
 
 
 @pytest.fixture(params=MODES)
-def backend(request: pytest.FixtureRequest, llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> LlamaBackend:
+def backend(request: pytest.FixtureRequest, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start) -> LlamaBackend:
     backend = start(llama.path, mode=request.param)
     load(backend, *llama_voices.values())
     return backend
@@ -35,7 +35,7 @@ def backend(request: pytest.FixtureRequest, llama: TinyModel, llama_voices: dict
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("keep", [1, 10, 45])
 def test_a_slot_cut_and_filled_again_is_as_a_fresh_one(
-    keep: int, arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]], start: Start
+    keep: int, arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]], start: Start
 ) -> None:
     """But for rounding: the kept tokens were decoded in a batch of another size."""
     backend, voice = start(models[arch].path), all_voices[arch]["wide"]
@@ -111,7 +111,7 @@ def say_next(backend: LlamaBackend, slot: int, token: int = 50) -> np.ndarray:  
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_a_copy_says_the_same_and_is_a_slot_of_its_own(
-    arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]], start: Start
+    arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]], start: Start
 ) -> None:
     backend, voice = start(models[arch].path), all_voices[arch]["wide"]
     load(backend, voice)
@@ -170,7 +170,7 @@ def test_an_empty_slot_can_be_copied_and_carried_away(backend: LlamaBackend) -> 
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_a_restored_slot_speaks_as_if_nothing_had_happened(
-    arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]], start: Start
+    arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]], start: Start
 ) -> None:
     voice = all_voices[arch]["some"]
     first, second = start(models[arch].path), start(models[arch].path)  # a game that was quit and started again
@@ -285,7 +285,7 @@ def test_a_turn_that_fills_its_slot_ends_and_another_finishes(mode: str, llama: 
 @pytest.mark.parametrize("keep", [0, 20])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_turn_after_one_cancelled_in_mid_prefill_is_as_fresh(
-    keep: int, mode: str, llama: TinyModel, llama_voices: dict[str, Voice], start: Start
+    keep: int, mode: str, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start
 ) -> None:
     house, one = House(start(llama.path, mode=mode)), llama_voices["wide"]
     house.load(one)

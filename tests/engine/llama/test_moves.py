@@ -26,9 +26,9 @@ from personae.engine.batch import (
 )
 from personae.engine.llama.backend import LlamaBackend
 from personae.errors import OurBug
-from personae.types import AdapterUse, SamplingParams, Slot, Stash, TurnId
+from personae.types import AdapterUse, SamplingParams, Slot, Stash, TurnId, Voice
 from tests.engine.llama.conftest import Start
-from tests.engine.llama.house import GREEDY, House, Voice, begin_turn, prompt, settings
+from tests.engine.llama.house import GREEDY, Adapter, House, begin_turn, prompt, settings
 from tests.tiny import TinyModel, write_model
 
 ARCHES = ("llama", "gemma3", "qwen2")  # gemma3: a window of 32 tokens, less than the prompts here
@@ -50,9 +50,9 @@ by_sampling = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLI
 class Stage(House):
     """Turn 1 is the one that is moved about, in voice `wide`; turn 2 speaks beside it in another voice, from slot 1."""
 
-    def __init__(self, backend: LlamaBackend, voices: dict[str, Voice]) -> None:
+    def __init__(self, backend: LlamaBackend, voices: dict[str, Adapter]) -> None:
         super().__init__(backend)
-        self.use, self.other = voices["wide"].at(), voices["some"].at(0.5)
+        self.voice, self.other = voices["wide"].at(), voices["some"].at(0.5)
         self.load(*voices.values())
         self.set()
 
@@ -68,7 +68,7 @@ class Stage(House):
         self.begin(2, 1, prompt("And who are you?"), self.other, max_tokens=200)
 
     def begin_one(self, sampling: SamplingParams, slot: Slot = S0, keep: int = 0) -> None:
-        self.do(begin_turn(1, slot, self.use, sampling=sampling, max_tokens=N_SAID, keep=keep, history=LINE[:keep]))
+        self.do(begin_turn(1, slot, self.voice, sampling=sampling, max_tokens=N_SAID, keep=keep, history=LINE[:keep]))
 
     def feed(self, tokens: tuple[int, ...], *, last: bool) -> None:
         """A chunk of turn 1, while turn 2 speaks."""
@@ -97,7 +97,7 @@ class Stage(House):
 
 
 @pytest.fixture(scope="module")
-def stages(models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]]) -> Iterator[dict[str, Stage]]:
+def stages(models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]]) -> Iterator[dict[str, Stage]]:
     backends = {arch: LlamaBackend(settings(models[arch].path, n_ctx=256)) for arch in ARCHES}
     yield {arch: Stage(backend, all_voices[arch]) for arch, backend in backends.items()}
     for backend in backends.values():
@@ -144,7 +144,7 @@ def prefilled_again(stage: Stage, held: tuple[int, ...]) -> None:
 
 def resumed_on_a_part(stage: Stage, held: tuple[int, ...]) -> None:
     """Another slot holds the head of it: an NPC of the same pack."""
-    stage.do(begin_turn(3, 3, stage.use))
+    stage.do(begin_turn(3, 3, stage.voice))
     stage.step(2, prefill=[PrefillChunk(T3, held[:9], last=False)])
     stage.do(DropTurn(T3), ResumeTurn(T1, S3, 9, held[:9]))
     stage.feed(held[9:], last=False)
@@ -212,7 +212,7 @@ def test_a_turn_that_is_paused_again_and_again_says_the_same(stage: Stage) -> No
 def test_a_prefix_copied_from_a_turn_at_work_is_as_good_as_a_prefill_of_its_own(sampling: SamplingParams, stage: Stage) -> None:
     wanted = undisturbed(stage, sampling)
     head = LINE[:30]
-    stage.begin(3, 3, [*head, *prompt("and so on")], stage.use)
+    stage.begin(3, 3, [*head, *prompt("and so on")], stage.voice)
     stage.step(2, 3)
     stage.do(CopySlot(S3, S0, len(head)))
     stage.begin_one(sampling, keep=len(head))
@@ -235,7 +235,7 @@ def test_an_npc_put_aside_between_two_turns_goes_on_as_if_it_had_kept_its_slot(s
     stage.results.clear()
     answers = []
     for slot, orders in ((S0, ()), (S2, (FetchStash(STASH, S2),)), (S3, (FetchStash(STASH, S3),))):
-        stage.do(*orders, begin_turn(1, slot, stage.use, keep=len(held), history=held, max_tokens=N_SAID))
+        stage.do(*orders, begin_turn(1, slot, stage.voice, keep=len(held), history=held, max_tokens=N_SAID))
         assert stage.results == []
         stage.said = []
         stage.feed(more, last=True)
@@ -255,8 +255,8 @@ def parked(stage: Stage) -> tuple[int, ...]:
     return stage.held
 
 
-def written(stage: Stage, path: Path, held: tuple[int, ...], use: AdapterUse | None) -> None:
-    stage.do(WriteKv(str(path), S0, None, held, use))
+def written(stage: Stage, path: Path, held: tuple[int, ...], voice: Voice) -> None:
+    stage.do(WriteKv(str(path), S0, None, held, voice))
     stage.loop.settle(block=True)
     done = stage.results.pop()
     assert isinstance(done, KvWritten)
@@ -273,18 +273,18 @@ def read(house: House, path: Path) -> KvRead:
 
 @by_arch
 def test_kv_from_a_file_goes_on_in_a_new_engine_as_if_it_had_never_stopped(
-    arch: str, stage: Stage, start: Start, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]], tmp_path: Path
+    arch: str, stage: Stage, start: Start, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]], tmp_path: Path
 ) -> None:
     held, more = parked(stage), tuple(prompt(" Tell me more."))
-    written(stage, tmp_path / "npc.kv", held, stage.use)
+    written(stage, tmp_path / "npc.kv", held, stage.voice)
     later = Stage(start(models[arch].path, n_ctx=256), all_voices[arch])
-    assert (kv := read(later, tmp_path / "npc.kv")) == KvRead(kv.path, STASH, held, stage.use, kv.n_bytes)
+    assert (kv := read(later, tmp_path / "npc.kv")) == KvRead(kv.path, STASH, held, stage.voice, kv.n_bytes)
     assert kv.n_bytes > 0
     later.do(FetchStash(STASH, S0))
     answers = []
     for house in (stage, later):
         house.said = []
-        house.do(begin_turn(1, S0, house.use, keep=len(held), history=held, max_tokens=N_SAID))
+        house.do(begin_turn(1, S0, house.voice, keep=len(held), history=held, max_tokens=N_SAID))
         assert house.results == []
         house.feed(more, last=True)
         answers.append(house.speak(N_SAID - 1))
@@ -295,7 +295,7 @@ def test_kv_from_a_file_goes_on_in_a_new_engine_as_if_it_had_never_stopped(
 def test_a_file_of_another_model_or_context_is_refused_and_the_talk_goes_on(
     stage: Stage, start: Start, models: dict[str, TinyModel], tmp_path: Path
 ) -> None:
-    written(stage, path := tmp_path / "npc.kv", parked(stage), stage.use)
+    written(stage, path := tmp_path / "npc.kv", parked(stage), stage.voice)
     foreign = {
         "another model": House(start(write_model(tmp_path / "same_shapes.gguf", seed=1).path, n_ctx=256)),
         "another context size: 256 tokens": House(start(models["llama"].path, n_ctx=512)),
@@ -322,33 +322,33 @@ def test_a_file_whose_positions_are_forged_is_not_put_into_a_slot(stage: Stage, 
         return blob[:first_position] + (-5).to_bytes(4, "little", signed=True) + blob[first_position + 4 :]
 
     monkeypatch.setattr(stage.backend, "export", forged)
-    written(stage, tmp_path / "npc.kv", held, stage.use)
+    written(stage, tmp_path / "npc.kv", held, stage.voice)
     assert read(stage, tmp_path / "npc.kv").reason == ""
     stage.do(FetchStash(STASH, S2))
     assert stage.backend.n_tokens(S2) == 0
 
 
-# --- never under another adapter ----------------------------------------------------------------------------------
+# --- never under another voice ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["llama"])
 @pytest.mark.parametrize("way", ["slot", "copy", "stash", "file"])
-@pytest.mark.parametrize("use", ["none", "other", "scale"])
-def test_kv_made_under_one_adapter_is_never_built_on_under_another(way: str, use: str, stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("voice", ["none", "other", "scale", "more"])
+def test_kv_made_under_one_voice_is_never_built_on_under_another(way: str, voice: str, stage: Stage, tmp_path: Path) -> None:
     held = parked(stage)
     if way == "file":
-        written(stage, tmp_path / "npc.kv", held, stage.use)
+        written(stage, tmp_path / "npc.kv", held, stage.voice)
         read(stage, tmp_path / "npc.kv")
     stage.do(*{"copy": (CopySlot(S0, S2, len(held)),), "stash": (StashSlot(S0, STASH), FetchStash(STASH, S2))}.get(way, ()))
     if way == "file":
         stage.do(FetchStash(STASH, S2))
-    others = {"none": None, "other": stage.other, "scale": AdapterUse(stage.use.key, 0.5)}
-    with pytest.raises(OurBug, match="another adapter"):
-        stage.do(begin_turn(1, S0 if way == "slot" else S2, others[use], keep=len(held), history=held))
+    others = {"none": (), "other": stage.other, "scale": (AdapterUse(stage.voice[0].key, 0.5),), "more": stage.voice + stage.other}
+    with pytest.raises(OurBug, match="another voice"):
+        stage.do(begin_turn(1, S0 if way == "slot" else S2, others[voice], keep=len(held), history=held))
 
 
 @pytest.mark.parametrize("arch", ["llama"])
-def test_kv_is_never_written_as_if_another_adapter_had_made_it(stage: Stage, tmp_path: Path) -> None:
+def test_kv_is_never_written_as_if_another_voice_had_made_it(stage: Stage, tmp_path: Path) -> None:
     held = parked(stage)
-    with pytest.raises(OurBug, match="another adapter"):
+    with pytest.raises(OurBug, match="another voice"):
         stage.do(WriteKv(str(tmp_path / "npc.kv"), S0, None, held, stage.other))

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from personae.engine.llama.backend import LlamaBackend
-from personae.types import AdapterUse, MixMode, Slot
+from personae.types import MixMode, Slot, Voice
 from tests.engine.llama.conftest import Start
-from tests.engine.llama.house import LINE, Voice, listen, load, logits_of, prompt, speak
+from tests.engine.llama.house import LINE, Adapter, listen, load, logits_of, prompt, speak
 from tests.tiny import ARCHES, TinyModel
 from tests.tiny.stock import stock_greedy, stock_logits
 
@@ -24,16 +24,16 @@ MODES = ("mixed", "grouped")
 WITHIN = 2e-3
 
 
-def use_of(voices: Mapping[str, Voice], name: str | None, scale: float = 1.0) -> AdapterUse | None:
-    return voices[name].at(scale) if name else None
+def voice_at(voices: Mapping[str, Adapter], name: str | None) -> Voice:
+    return voices[name].at() if name else ()
 
 
-def path_of(voices: Mapping[str, Voice], name: str | None) -> str | None:
+def path_of(voices: Mapping[str, Adapter], name: str | None) -> str | None:
     return str(voices[name].path) if name else None
 
 
-def listen_all(backend: LlamaBackend, voices: Mapping[str, Voice], cast: Mapping[int, str | None]) -> dict[int, int]:
-    return {slot: listen(backend, slot, prompt(LINES[slot % 4]), use_of(voices, name)) for slot, name in cast.items()}
+def listen_all(backend: LlamaBackend, voices: Mapping[str, Adapter], cast: Mapping[int, str | None]) -> dict[int, int]:
+    return {slot: listen(backend, slot, prompt(LINES[slot % 4]), voice_at(voices, name)) for slot, name in cast.items()}
 
 
 def relative(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
@@ -42,7 +42,7 @@ def relative(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 
 def assert_as_stock(
     model: TinyModel,
-    voices: Mapping[str, Voice],
+    voices: Mapping[str, Adapter],
     cast: Mapping[int, str | None],
     drawn: Mapping[int, list[int]],
     seen: Mapping[int, list[NDArray[np.float32]]],
@@ -56,7 +56,7 @@ def assert_as_stock(
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
-def test_four_voices_at_once_are_each_as_alone(mode: str, threads: int, model: TinyModel, voices: dict[str, Voice], start: Start) -> None:
+def test_four_voices_at_once_are_each_as_alone(mode: str, threads: int, model: TinyModel, voices: dict[str, Adapter], start: Start) -> None:
     backend = start(model.path, mode=mode, threads=threads)
     load(backend, *voices.values())
     drawn, seen = speak(backend, listen_all(backend, voices, CAST), N_DRAWN)
@@ -66,25 +66,25 @@ def test_four_voices_at_once_are_each_as_alone(mode: str, threads: int, model: T
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_of_four_voices_is_one_decode_when_mixed_and_four_when_grouped(
-    mode: str, llama: TinyModel, llama_voices: dict[str, Voice], start: Start
+    mode: str, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start
 ) -> None:
     backend = start(llama.path, mode=mode)
     load(backend, *llama_voices.values())
     firsts = listen_all(backend, llama_voices, CAST)
     report = backend.decode([(Slot(slot), token) for slot, token in firsts.items()])
-    assert (report.n_decodes, report.n_adapters) == ((1, 4) if mode == "mixed" else (4, 1))
+    assert (report.n_decodes, report.n_voices) == ((1, 4) if mode == "mixed" else (4, 1))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_prompts_of_one_length_are_read_together_each_under_its_own_voice(
-    threads: int, mode: str, model: TinyModel, voices: dict[str, Voice], start: Start
+    threads: int, mode: str, model: TinyModel, voices: dict[str, Adapter], start: Start
 ) -> None:
     backend = start(model.path, mode=mode, threads=threads)
     load(backend, *voices.values())
     heard = {slot: prompt(LINES[slot] * 3)[:17] for slot in CAST}
     for slot, name in CAST.items():
-        backend.bind(Slot(slot), use_of(voices, name))
+        backend.bind(Slot(slot), voice_at(voices, name))
     for part, last in ((slice(0, 9), False), (slice(9, 13), False), (slice(13, 17), True)):
         backend.prefill_alike([(Slot(slot), heard[slot][part]) for slot in (2, 0, 3, 1)], wants_logits=last)
     firsts = {slot: logits_of(backend, slot) for slot in CAST}
@@ -97,12 +97,12 @@ def test_prompts_of_one_length_are_read_together_each_under_its_own_voice(
 
 
 def test_only_neighbours_share_a_decode_when_prompts_are_read(
-    llama: TinyModel, llama_voices: dict[str, Voice], start: Start, monkeypatch: pytest.MonkeyPatch
+    llama: TinyModel, llama_voices: dict[str, Adapter], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = start(llama.path, mode="mixed")
     decoded: list[int] = []
     decode = backend._mixing.decode
-    monkeypatch.setattr(backend._mixing, "decode", lambda rows, uses: decoded.append(len(rows)) or decode(rows, uses))
+    monkeypatch.setattr(backend._mixing, "decode", lambda rows, voices: decoded.append(len(rows)) or decode(rows, voices))
     backend.prefill_alike([(Slot(slot), [5, 6, 7]) for slot in (0, 1, 3)], wants_logits=True)
     assert decoded == [6, 3]
     assert {slot: backend.n_tokens(Slot(slot)) for slot in range(4)} == {0: 3, 1: 3, 2: 0, 3: 3}
@@ -110,7 +110,9 @@ def test_only_neighbours_share_a_decode_when_prompts_are_read(
 
 @pytest.mark.parametrize("n_rows", [1, 2, 3, 5])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_any_number_of_rows_is_as_stock(threads: int, n_rows: int, llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> None:
+def test_any_number_of_rows_is_as_stock(
+    threads: int, n_rows: int, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start
+) -> None:
     """With two threads 2 rows go round (`whole`), 1, 3 and 5 do not (`halves`)."""
     backend = start(llama.path, mode="mixed", threads=threads, n_slots=5)
     load(backend, *llama_voices.values())
@@ -121,7 +123,7 @@ def test_any_number_of_rows_is_as_stock(threads: int, n_rows: int, llama: TinyMo
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_rows_that_come_and_go_change_nothing(
-    arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Voice]], start: Start
+    arch: str, models: dict[str, TinyModel], all_voices: dict[str, dict[str, Adapter]], start: Start
 ) -> None:
     """Every number of rows from 4 down to 1 in one reply: graphs are laid out anew and reused in between."""
     model, voices = models[arch], all_voices[arch]
@@ -139,7 +141,7 @@ def test_rows_that_come_and_go_change_nothing(
     assert backend.statistics()["stream_swaps"] != 0
 
 
-def test_gaps_between_speaking_slots_change_nothing(llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> None:
+def test_gaps_between_speaking_slots_change_nothing(llama: TinyModel, llama_voices: dict[str, Adapter], start: Start) -> None:
     backend = start(llama.path, mode="mixed", n_slots=8)
     load(backend, *llama_voices.values())
     cast = {0: "wide", 3: "some", 4: None, 7: "narrow"}
@@ -149,7 +151,7 @@ def test_gaps_between_speaking_slots_change_nothing(llama: TinyModel, llama_voic
 
 
 def test_slots_that_fell_silent_in_the_gap_still_know_what_they_heard(
-    llama: TinyModel, llama_voices: dict[str, Voice], start: Start
+    llama: TinyModel, llama_voices: dict[str, Adapter], start: Start
 ) -> None:
     backend = start(llama.path, mode="mixed", n_slots=4)
     load(backend, *llama_voices.values())
@@ -164,7 +166,7 @@ def test_slots_that_fell_silent_in_the_gap_still_know_what_they_heard(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("n_rows", [2, 3, 8])
 def test_a_row_is_bit_identical_whatever_adapters_the_others_use(
-    n_rows: int, threads: int, model: TinyModel, voices: dict[str, Voice], start: Start
+    n_rows: int, threads: int, model: TinyModel, voices: dict[str, Adapter], start: Start
 ) -> None:
     """With eight rows on one thread, neighbours under one adapter are computed two at a time."""
     backend = start(model.path, mode="mixed", threads=threads, n_slots=n_rows)
@@ -180,7 +182,7 @@ def test_a_row_is_bit_identical_whatever_adapters_the_others_use(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rows_of_one_adapter_at_different_scales_are_each_as_stock(
-    threads: int, mode: str, llama: TinyModel, llama_voices: dict[str, Voice], start: Start
+    threads: int, mode: str, llama: TinyModel, llama_voices: dict[str, Adapter], start: Start
 ) -> None:
     """Three rows: `whole` on one thread, `halves` on two."""
     backend, one = start(llama.path, mode=mode, threads=threads), llama_voices["wide"]
@@ -191,7 +193,7 @@ def test_rows_of_one_adapter_at_different_scales_are_each_as_stock(
         assert drawn[slot] == stock_greedy(llama.path, prompt(), 12, one.path, scale)
 
 
-def test_the_scale_of_an_adapter_is_applied(llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> None:
+def test_the_scale_of_an_adapter_is_applied(llama: TinyModel, llama_voices: dict[str, Adapter], start: Start) -> None:
     for mode in MODES:
         backend = start(llama.path, mode=mode)
         load(backend, llama_voices["narrow"])
@@ -202,7 +204,7 @@ def test_the_scale_of_an_adapter_is_applied(llama: TinyModel, llama_voices: dict
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_prompt_in_chunks_is_as_in_one(mode: str, model: TinyModel, voices: dict[str, Voice], start: Start) -> None:
+def test_a_prompt_in_chunks_is_as_in_one(mode: str, model: TinyModel, voices: dict[str, Adapter], start: Start) -> None:
     backend = start(model.path, mode=mode, threads=2)
     load(backend, *voices.values())
     tokens = prompt(LINE)
@@ -215,7 +217,7 @@ def test_a_prompt_in_chunks_is_as_in_one(mode: str, model: TinyModel, voices: di
         assert relative(backend._logits[Slot(1)], wanted) < WITHIN
 
 
-def test_warm_up_leaves_no_trace(llama: TinyModel, llama_voices: dict[str, Voice], start: Start) -> None:
+def test_warm_up_leaves_no_trace(llama: TinyModel, llama_voices: dict[str, Adapter], start: Start) -> None:
     cold, warm = start(llama.path), start(llama.path)
     warm.warm_up()
     assert [warm.n_tokens(Slot(slot)) for slot in range(4)] == [0] * 4

@@ -18,7 +18,7 @@ from personae.errors import WorldFailed
 from personae.packs.lora import Lora, Matrix
 from personae.types import MixMode
 from tests.engine.llama.conftest import Start
-from tests.engine.llama.house import Voice, listen, load, prompt
+from tests.engine.llama.house import Adapter, listen, load, prompt
 from tests.tiny import ARCHES, TinyModel
 from tests.tiny.stock import stock_greedy
 
@@ -116,7 +116,7 @@ def test_another_adapters_b_is_found_out(llama: TinyModel, start: Start, monkeyp
 class _Meddler:
     """A mixer that hands on its rows otherwise than they were given."""
 
-    change: Callable[[list[Any], list[float], list[bool]], tuple[list[Any], list[float], list[bool]]]
+    change: Callable[[list[Any], list[bool]], tuple[list[Any], list[bool]]]
 
     def __init__(self, *args: Any) -> None:
         self._mixer = _mixer.Mixer(*args)
@@ -129,12 +129,13 @@ class _Meddler:
 
 
 MEDDLING: dict[str, Any] = {
-    "rows_swapped": lambda adapters, scales, wants: (adapters[::-1], scales, wants),
-    "scales_lost": lambda adapters, scales, wants: (adapters, [0.0] * len(scales), wants),
-    "a_row_too_many": lambda adapters, scales, wants: ([*adapters, None], [*scales, 0.0], [*wants, True]),
-    "all_rows_as_the_first": lambda adapters, scales, wants: ([adapters[0]] * len(adapters), scales, wants),
-    "only_the_prompt": lambda adapters, scales, wants: (adapters if len(adapters) > 2 else [None] * len(adapters), scales, wants),
-    "all_but_the_prompt": lambda adapters, scales, wants: (adapters if len(adapters) <= 2 else [None] * len(adapters), scales, wants),
+    "rows_swapped": lambda voices, wants: (voices[::-1], wants),
+    "scales_lost": lambda voices, wants: ([tuple((adapter, 0.0) for adapter, _ in voice) for voice in voices], wants),
+    "a_row_too_many": lambda voices, wants: ([*voices, ()], [*wants, True]),
+    "all_rows_as_the_first": lambda voices, wants: ([voices[0]] * len(voices), wants),
+    "every_part_twice": lambda voices, wants: ([voice * 2 for voice in voices], wants),
+    "only_the_prompt": lambda voices, wants: (voices if len(voices) > 2 else [()] * len(voices), wants),
+    "all_but_the_prompt": lambda voices, wants: (voices if len(voices) <= 2 else [()] * len(voices), wants),
 }
 
 
@@ -166,7 +167,7 @@ def test_a_failure_is_an_error_where_mixed_mode_is_insisted_on(llama: TinyModel,
 
 
 def test_the_voices_are_right_in_the_mode_it_falls_back_to(
-    llama: TinyModel, llama_voices: dict[str, Voice], start: Start, sabotage: Callable[[Spoil], None]
+    llama: TinyModel, llama_voices: dict[str, Adapter], start: Start, sabotage: Callable[[Spoil], None]
 ) -> None:
     sabotage(SABOTAGE["scale_doubled"])
     backend = start(llama.path)

@@ -57,9 +57,9 @@ class Choir:
         """Open a turn and prefill its prompt, which draws the first token."""
         self._last_turn += 1
         turn = TurnId(self._last_turn)
-        use = AdapterUse(adapter) if adapter else None
+        voice = (AdapterUse(adapter),) if adapter else ()
         sampling = SamplingParams(**SAMPLING, seed=self._last_turn)  # type: ignore[arg-type]
-        self.loop.handle(BeginTurn(turn, Slot(slot), 0, use, sampling, ReplyRules(), Limits(max_tokens)))
+        self.loop.handle(BeginTurn(turn, Slot(slot), 0, voice, sampling, ReplyRules(), Limits(max_tokens)))
         self.speaking[turn] = Slot(slot)
         for at in range(0, len(prompt), self._chunk):
             part = tuple(prompt[at : at + self._chunk])

@@ -14,7 +14,7 @@ from personae.cli.bench.figures import rounded
 from personae.cli.bench.options import add_count
 from personae.cli.bench.speeds import fastest, measure, rows_of
 from personae.cli.bench.stage import Stage
-from personae.cli.bench.voices import Voice, gain, voices_in
+from personae.cli.bench.voices import Speaker, gain, speakers_in
 from personae.cli.models import find_model
 from personae.engine.llama import formats
 from personae.engine.threads import physical_cores
@@ -46,15 +46,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def _voices(models: dict[str, Path], args: argparse.Namespace) -> dict[str, Any]:
     """{} with a reason in it where there is nothing to score."""
-    voices = voices_in(args.characters, args.lines) if args.characters.is_dir() else []
-    if not voices:
+    speakers = speakers_in(args.characters, args.lines) if args.characters.is_dir() else []
+    if not speakers:
         return {"note": f"no packs with an adapter and lines.jsonl in {args.characters}"}
     try:
-        return {format: _gain(path, voices) for format, path in models.items()}
+        return {format: _gain(path, speakers) for format, path in models.items()}
     except AskedWrong as refusal:
         return {"note": f"the adapters in {args.characters} are not for this model: {refusal.message}"}
 
 
-def _gain(path: Path, voices: list[Voice]) -> dict[str, float]:
+def _gain(path: Path, speakers: list[Speaker]) -> dict[str, float]:
     with Stage(path, physical_cores()) as stage:
-        return gain(stage, voices)
+        return gain(stage, speakers)

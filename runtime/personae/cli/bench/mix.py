@@ -23,7 +23,7 @@ from personae.cli.bench.stage import Stage, chunk, model_file, scratch_folder
 from personae.engine import _mixer
 from personae.engine.llama.context import Context, Row
 from personae.engine.llama.mixing import Mixing
-from personae.types import AdapterUse
+from personae.types import Voice
 
 N_PROMPT = 64
 N_CTX = 512
@@ -75,8 +75,8 @@ def _times(stage: Stage, npcs: int, rank: int, args: argparse.Namespace) -> dict
     plain = stage.plain(npcs, N_CTX, flash=args.flash)
     (mixed, _), grouped = stage.mixed(npcs, N_CTX, flash=args.flash), stage.grouped(npcs, N_CTX, flash=args.flash)
     with scratch_folder() as folder:
-        uses = stage.install(stage.random_adapters([rank] * npcs, Path(folder)), mixed, grouped)
-    ways = {"plain": _alone(plain), "mixed": _under(mixed, uses), "grouped": _under(grouped, uses)}
+        voices = stage.install(stage.random_adapters([rank] * npcs, Path(folder)), mixed, grouped)
+    ways = {"plain": _alone(plain), "mixed": _under(mixed, voices), "grouped": _under(grouped, voices)}
     tokens = stage.random_tokens(npcs * (N_PROMPT + args.steps + 1))
     for way in ways.values():
         for stream in range(npcs):
@@ -95,9 +95,9 @@ def _alone(context: Context) -> Way:
     return decode
 
 
-def _under(mixing: Mixing, uses: Sequence[AdapterUse]) -> Way:
+def _under(mixing: Mixing, voices: Sequence[Voice]) -> Way:
     """Reading the logits' address waits for the decode, as it does in the service."""
-    return lambda rows: _discard(mixing.decode(rows, [uses[row.stream] for row in rows]))
+    return lambda rows: _discard(mixing.decode(rows, [voices[row.stream] for row in rows]))
 
 
 def _discard(_: object) -> None: ...

@@ -24,13 +24,13 @@ from personae.cli.models import find_model
 from personae.engine.llama import formats
 from personae.engine.llama.context import Context, Row
 from personae.engine.llama.mixing import Mixed
-from personae.types import AdapterUse
+from personae.types import Voice
 
 RANKS = (4, 6, 8, 12, 16, 24, 32, 64)
 N_CTX = 256
 
 Logits = npt.NDArray[np.float32]
-Uses = Sequence[AdapterUse | None]
+Voices = Sequence[Voice]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,16 +55,16 @@ def _compare(stage: Stage, folder: Path, args: argparse.Namespace) -> dict[str, 
     n = len(RANKS)
     (mixed, context), stock = stage.mixed(n, N_CTX, flash=args.flash), stage.plain(n, N_CTX, flash=args.flash)
     paths = stage.random_adapters(RANKS, folder)
-    uses = stage.install(paths, mixed)
+    voices = stage.install(paths, mixed)
     tokens = stage.random_tokens(n * (args.prompt + args.steps))
     play = _Play([tokens[i * args.prompt : (i + 1) * args.prompt] for i in range(n)], tokens[n * args.prompt :], args.steps)
-    ours = play.mixed(mixed, uses)
+    ours = play.mixed(mixed, voices)
     theirs = play.stock(stage, stock, paths)
     errors = np.abs(ours - theirs).max(axis=-1) / np.abs(theirs).max(axis=-1)
     return {
         "max_rel_logit": rounded(float(errors.max())),
         "median_rel_logit": rounded(float(np.median(errors))),
-        "rows_independent": play.is_independent(mixed, context, uses),
+        "rows_independent": play.is_independent(mixed, context, voices),
         "same_best_token": rounded(float((ours.argmax(-1) == theirs.argmax(-1)).mean())),
         "rows": int(errors.size),
         "ranks": list(RANKS),
@@ -83,26 +83,26 @@ class _Play:
         self._prompts, self._following = prompts, following
         self._n, self._n_prompt, self._n_steps = len(prompts), len(prompts[0]), n_steps
 
-    def mixed(self, mixed: Mixed, uses: Uses) -> Logits:
+    def mixed(self, mixed: Mixed, voices: Voices) -> Logits:
         """(steps, rows, n_vocab)."""
         for stream, prompt in enumerate(self._prompts):
-            mixed.decode(chunk(stream, prompt), [uses[stream]] * len(prompt))
-        return np.stack([self._step(mixed, self._rows(step), uses) for step in range(self._n_steps)])
+            mixed.decode(chunk(stream, prompt), [voices[stream]] * len(prompt))
+        return np.stack([self._step(mixed, self._rows(step), voices) for step in range(self._n_steps)])
 
     def stock(self, stage: Stage, context: Context, paths: Sequence[Path]) -> Logits:
         """The same, row i from a run in which llama.cpp applies adapter i to the whole batch."""
         runs = [self._stock_run(stage, context, path, stream) for stream, path in enumerate(paths)]
         return np.stack(runs, axis=1)
 
-    def is_independent(self, mixed: Mixed, context: Context, uses: Uses) -> bool:
+    def is_independent(self, mixed: Mixed, context: Context, voices: Voices) -> bool:
         """Decode the step after the last with each row's own adapter, then again with others around the first row and around the last."""
         rows = self._rows(self._n_steps - 1)
         self._cut(context, self._n_prompt + self._n_steps - 1)
-        usual = self._step(mixed, rows, uses)
+        usual = self._step(mixed, rows, voices)
         for keep in (0, self._n - 1):
-            for others in ([None] * self._n, [*uses[1:], uses[0]], [uses[keep]] * self._n):
+            for others in ([()] * self._n, [*voices[1:], voices[0]], [voices[keep]] * self._n):
                 self._cut(context, self._n_prompt + self._n_steps - 1)
-                changed = [uses[i] if i == keep else others[i] for i in range(self._n)]
+                changed = [voices[i] if i == keep else others[i] for i in range(self._n)]
                 if not np.array_equal(self._step(mixed, rows, changed)[keep], usual[keep]):
                     return False
         return True
@@ -128,8 +128,8 @@ class _Play:
         tokens = self._following[step * self._n : (step + 1) * self._n]
         return [Row(token, self._n_prompt + step, stream, True) for stream, token in enumerate(tokens)]
 
-    def _step(self, mixed: Mixed, rows: Sequence[Row], uses: Uses) -> Logits:
-        _, logits = mixed.decode(rows, uses)
+    def _step(self, mixed: Mixed, rows: Sequence[Row], voices: Voices) -> Logits:
+        _, logits = mixed.decode(rows, voices)
         return np.stack([row.copy() for row in logits if row is not None])
 
     def _cut(self, context: Context, keep: int) -> None:

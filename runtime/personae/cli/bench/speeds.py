@@ -18,7 +18,7 @@ from personae.cli.bench.stage import Stage, chunk, scratch_folder
 from personae.engine.llama.context import Context, Row
 from personae.engine.llama.mixing import Mixed
 from personae.errors import WorldFailed
-from personae.types import AdapterUse
+from personae.types import Voice
 
 ROWS = 8
 RANK = 16
@@ -55,8 +55,8 @@ def measure(models: dict[str, Path], threads: Sequence[int], flashes: Sequence[b
     stages = {format: Stage(path, max(threads)) for format, path in models.items()}
     try:
         with scratch_folder() as folder:
-            voices = next(iter(stages.values())).random_adapters([RANK] * ROWS, Path(folder))
-            places = {(format, flash): _Place(stage, flash, voices) for format, stage in stages.items() for flash in flashes}
+            adapters = next(iter(stages.values())).random_adapters([RANK] * ROWS, Path(folder))
+            places = {(format, flash): _Place(stage, flash, adapters) for format, stage in stages.items() for flash in flashes}
         speeds = {Setup(format, flash, n): Speed() for format, flash in places for n in threads}
         for _ in range(turns):
             for setup, speed in speeds.items():
@@ -82,9 +82,9 @@ def fastest(speeds: dict[Setup, Speed]) -> Setup:
 class _Place:
     """A context of one format, with the prompts of all rows in it."""
 
-    def __init__(self, stage: Stage, flash: bool, voices: Sequence[Path]) -> None:
+    def __init__(self, stage: Stage, flash: bool, adapters: Sequence[Path]) -> None:
         self._tokens = stage.random_tokens(N_PROMPT)
-        self._context, self._decode = _decoder(stage, flash, voices)
+        self._context, self._decode = _decoder(stage, flash, adapters)
         for stream in range(1, ROWS):
             self._decode(chunk(stream, self._tokens))
 
@@ -111,14 +111,14 @@ class _Place:
             self._context.mixer.set_threads(n)
 
 
-def _decoder(stage: Stage, flash: bool, voices: Sequence[Path]) -> tuple[Context, Callable[[Sequence[Row]], None]]:
+def _decoder(stage: Stage, flash: bool, adapters: Sequence[Path]) -> tuple[Context, Callable[[Sequence[Row]], None]]:
     try:
         mixed, context = stage.mixed(ROWS, N_CTX, flash=flash)
     except WorldFailed:
         context = stage.plain(ROWS, N_CTX, flash=flash)
         return context, lambda rows: _decode_plain(context, rows)
-    uses = stage.install(voices, mixed)
-    return context, lambda rows: _decode_mixed(mixed, uses, rows)
+    voices = stage.install(adapters, mixed)
+    return context, lambda rows: _decode_mixed(mixed, voices, rows)
 
 
 def _decode_plain(context: Context, rows: Sequence[Row]) -> None:
@@ -126,5 +126,5 @@ def _decode_plain(context: Context, rows: Sequence[Row]) -> None:
     context.synchronize()
 
 
-def _decode_mixed(mixed: Mixed, uses: Sequence[AdapterUse], rows: Sequence[Row]) -> None:
-    mixed.decode(rows, [uses[row.stream] for row in rows])
+def _decode_mixed(mixed: Mixed, voices: Sequence[Voice], rows: Sequence[Row]) -> None:
+    mixed.decode(rows, [voices[row.stream] for row in rows])

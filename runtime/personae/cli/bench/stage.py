@@ -1,6 +1,6 @@
 """What benchmarks inside one process share: a model, contexts over it, and random adapters in both their forms. Measures nothing.
 
-It goes through the engine's own files (context, mixing, lora_file), so that what is timed is what the service runs.
+It goes through the engine's own files (context, mixing) and the packs' writer, so that what is timed is what the service runs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from personae.cli.models import find_model, format_for
 from personae.engine import _mixer
 from personae.engine.llama import abi, formats
 from personae.engine.llama.context import Context, Row
-from personae.engine.llama.lora_file import random_pairs, write_lora
 from personae.engine.llama.mixing import Grouped, Mixed, Mixing, load_template
 from personae.engine.llama.model import Model
 from personae.engine.mixer import Sites
 from personae.errors import AskedWrong, PersonaeError, WorldFailed
 from personae.packs.lora import Lora, read_lora
-from personae.types import AdapterUse
+from personae.packs.lora_writer import random_pairs, write_lora
+from personae.types import AdapterUse, Voice
 
 MAGNITUDE = 0.02  # standard deviation of random factors: an effect of about the size trained adapters have
 N_BATCH = 256
@@ -77,15 +77,15 @@ class Stage:
             write_lora(paths[-1], self.model.architecture, float(rank), random_pairs(self.sites.shapes, rank, MAGNITUDE, rng))
         return paths
 
-    def install(self, paths: Iterable[Path], *mixings: Mixing) -> list[AdapterUse]:
-        """Read files and install each with every one of `mixings`."""
-        uses = []
+    def install(self, paths: Iterable[Path], *mixings: Mixing) -> list[Voice]:
+        """Read files and install each with every one of `mixings`. A voice of each file alone."""
+        voices: list[Voice] = []
         for path in paths:
             lora = self.read(path)
             for mixing in mixings:
                 mixing.install(lora.key, mixing.prepare(lora))
-            uses.append(AdapterUse(lora.key))
-        return uses
+            voices.append((AdapterUse(lora.key),))
+        return voices
 
     def random_tokens(self, n: int, seed: int = 0) -> list[int]:
         """Past the first hundred: control tokens mostly stand there."""

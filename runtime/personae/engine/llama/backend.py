@@ -1,6 +1,6 @@
 """The real backend: slots, adapters and samplers of one model on llama.cpp. Decides the mode; leaves each decision to its file.
 
-A slot's rows go through `streams` (where is it), `mixing` (under which adapter) and `context` (the decode). What a slot holds is known
+A slot's rows go through `streams` (where is it), `mixing` (under which voice) and `context` (the decode). What a slot holds is known
 here by its length alone; which tokens those are is the scheduler's business.
 """
 
@@ -32,7 +32,7 @@ from personae.engine.settings import EngineSettings
 from personae.engine.threads import Team, physical_cores
 from personae.errors import AskedWrong, OurBug, WorldFailed
 from personae.packs.lora import read_lora
-from personae.types import AdapterKey, AdapterUse, MixMode, ModelCard, SamplingParams, Slot, Token
+from personae.types import MAX_VOICE_PARTS, AdapterKey, MixMode, ModelCard, SamplingParams, Slot, Token, Voice
 
 _SEAL_BYTES = 16
 _LENGTH_BYTES = 4  # in front of an exported state: how many tokens it holds
@@ -65,7 +65,7 @@ class LlamaBackend:
         self._installed: set[AdapterKey] = set()
         self._streams = Streams(settings.n_slots)
         self._lengths = [0] * settings.n_slots
-        self._uses: list[AdapterUse | None] = [None] * settings.n_slots
+        self._voices: list[Voice] = [()] * settings.n_slots
         self._logits: dict[Slot, npt.NDArray[np.float32]] = {}
         self._candidates = Candidates(self._model.n_vocab)
         self._n_swaps = 0
@@ -146,7 +146,7 @@ class LlamaBackend:
     def prepare_adapter(self, key: AdapterKey, path: str) -> PreparedAdapter:
         lora = read_lora(Path(path), self._base)
         if lora.key != key:
-            raise AskedWrong("adapter_unreadable", f"Adapter '{lora.path.name}' changed on disk since its pack was read.", "Ask again.")
+            raise AskedWrong("adapter_changed", f"Adapter '{lora.path.name}' changed on disk since its pack was read.", "Ask again.")
         return self._mixing.prepare(lora)
 
     def install_adapter(self, key: AdapterKey, prepared: PreparedAdapter) -> None:
@@ -162,10 +162,13 @@ class LlamaBackend:
         self._mixing.free(key)
         self._installed.discard(key)
 
-    def bind(self, slot: Slot, adapter: AdapterUse | None) -> None:
-        if adapter and adapter.key not in self._installed:
-            raise OurBug("internal", f"Slot {slot} was bound to adapter {adapter.key[:12]}, which is not installed.")
-        self._uses[slot] = adapter
+    def bind(self, slot: Slot, voice: Voice) -> None:
+        if len(voice) > MAX_VOICE_PARTS:
+            raise OurBug("internal", f"Slot {slot} was bound to {len(voice)} adapters at once.")
+        for use in voice:
+            if use.key not in self._installed:
+                raise OurBug("internal", f"Slot {slot} was bound to adapter {use.key[:12]}, which is not installed.")
+        self._voices[slot] = voice
 
     # --- tokens ---------------------------------------------------------------------------------------------------
 
@@ -186,7 +189,7 @@ class LlamaBackend:
         self._logits = logits
 
     def _runs(self, chunks: Sequence[tuple[Slot, Sequence[Token]]]) -> list[list[tuple[Slot, Sequence[Token]]]]:
-        """Chunks by streams without a gap; one by one in grouped mode, where each adapter decodes alone."""
+        """Chunks by streams without a gap; one by one in grouped mode, where each voice decodes alone."""
         runs: list[list[tuple[Slot, Sequence[Token]]]] = []
         for chunk in sorted(chunks, key=lambda chunk: self._streams.of[chunk[0]]):
             follows = bool(runs) and self._streams.of[runs[-1][-1][0]] + 1 == self._streams.of[chunk[0]]
@@ -200,12 +203,12 @@ class LlamaBackend:
         self, run: list[tuple[Slot, Sequence[Token]]], wants_logits: bool, logits: dict[Slot, npt.NDArray[np.float32]]
     ) -> None:
         """One decode, rows sequence by sequence: the order in which llama.cpp leaves sequences of equal length."""
-        rows, uses = [], []
+        rows, voices = [], []
         for slot, tokens in run:
             at, last = self._lengths[slot], len(tokens) - 1
             rows += [Row(token, at + i, self._streams.of[slot], wants_logits and i == last) for i, token in enumerate(tokens)]
-            uses += [self._uses[slot]] * len(tokens)
-        _, found = self._mixing.decode(rows, uses)
+            voices += [self._voices[slot]] * len(tokens)
+        _, found = self._mixing.decode(rows, voices)
         for number, (slot, tokens) in enumerate(run):
             self._lengths[slot] += len(tokens)
             row = found[(number + 1) * len(tokens) - 1]
@@ -219,7 +222,7 @@ class LlamaBackend:
         of = self._streams.of
         ordered = sorted(rows, key=lambda row: of[row[0]])
         report, logits = self._mixing.decode(
-            [Row(token, self._lengths[slot], of[slot], True) for slot, token in ordered], [self._uses[slot] for slot, _ in ordered]
+            [Row(token, self._lengths[slot], of[slot], True) for slot, token in ordered], [self._voices[slot] for slot, _ in ordered]
         )
         for slot in slots:
             self._lengths[slot] += 1
@@ -268,7 +271,7 @@ class LlamaBackend:
         self._logits.pop(target, None)
         self._context.copy(self._streams.of[source], self._streams.of[target])
         self._lengths[target] = self._lengths[source]
-        self._uses[target] = self._uses[source]
+        self._voices[target] = self._voices[source]
 
     def export(self, slot: Slot) -> bytes:
         return b"".join((self._lengths[slot].to_bytes(_LENGTH_BYTES, "little"), self._context.exported(self._streams.of[slot])))

@@ -23,7 +23,7 @@ class Memory:
 
 def look_at_memory(model: Model, context: Context, mixing: Mixing) -> Memory:
     """Fills stream 0 and empties it again."""
-    mixing.decode([Row(0, position, 0, False) for position in range(_PROBE)], [None] * _PROBE)
+    mixing.decode([Row(0, position, 0, False) for position in range(_PROBE)], [()] * _PROBE)
     knows_states = is_one_sequence(context.exported(0), _PROBE)
     can_cut = context.cut(0, _PROBE - 1)
     context.cut(0, 0)

@@ -1,5 +1,5 @@
-"""The two ways to decode rows under different adapters: `Mixed`, all in one llama_decode through the mixer, and `Grouped`, one
-llama_decode for each adapter through llama.cpp's own API. Same results; the backend picks one at start and says which.
+"""The two ways to decode rows under different voices: `Mixed`, all in one llama_decode through the mixer, and `Grouped`, one
+llama_decode for each voice through llama.cpp's own list of adapters. Same results; the backend picks one at start and says which.
 
 Knows rows and adapters. Slots, streams and why a mode was chosen are the backend's.
 """
@@ -18,12 +18,12 @@ import numpy.typing as npt
 from personae.engine import _mixer
 from personae.engine.backend import DecodeReport
 from personae.engine.llama.context import Context, Row
-from personae.engine.llama.lora_file import write_lora, zero_pairs
 from personae.engine.llama.model import Model
 from personae.engine.mixer import Sites, tables
 from personae.errors import AskedWrong, OurBug
 from personae.packs.lora import Lora, adapter_key
-from personae.types import AdapterKey, AdapterUse
+from personae.packs.lora_writer import write_lora, zero_pairs
+from personae.types import AdapterKey, Voice
 
 Logits = npt.NDArray[np.float32]
 
@@ -46,7 +46,7 @@ class Mixing(Protocol):
 
     def free(self, key: AdapterKey) -> None: ...
 
-    def decode(self, rows: Sequence[Row], uses: Sequence[AdapterUse | None]) -> tuple[DecodeReport, list[Logits | None]]:
+    def decode(self, rows: Sequence[Row], voices: Sequence[Voice]) -> tuple[DecodeReport, list[Logits | None]]:
         """Rows of one llama_decode's worth, or one sequence's chunk. Logits (views, until the next decode) of the rows that want them."""
         ...
 
@@ -83,16 +83,16 @@ class Mixed:
     def free(self, key: AdapterKey) -> None:
         self._tables.pop(key, None)
 
-    def decode(self, rows: Sequence[Row], uses: Sequence[AdapterUse | None]) -> tuple[DecodeReport, list[Logits | None]]:
-        self._mixer.set_rows(
-            [self._tables[use.key] if use else None for use in uses],
-            [use.scale if use else 0.0 for use in uses],
-            [row.wants_logits for row in rows],
-        )
+    def decode(self, rows: Sequence[Row], voices: Sequence[Voice]) -> tuple[DecodeReport, list[Logits | None]]:
+        parts = {voice: self._parts(voice) for voice in set(voices)}
+        self._mixer.set_rows([parts[voice] for voice in voices], [row.wants_logits for row in rows])
         self._context.decode(rows)
         self._check()
         logits = [self._context.logits(i) if row.wants_logits else None for i, row in enumerate(rows)]
-        return DecodeReport(1, len(set(uses))), logits
+        return DecodeReport(1, len(parts)), logits
+
+    def _parts(self, voice: Voice) -> _mixer.Parts:
+        return tuple((self._tables[use.key], use.scale) for use in voice)
 
     def _check(self) -> None:
         """A chain that was not recognised, or rows that did not fit, mean that somebody spoke without an adapter."""
@@ -103,17 +103,17 @@ class Mixed:
 
 @dataclass(slots=True)
 class _Group:
-    use: AdapterUse | None
+    voice: Voice
     rows: list[int]
 
 
 class Grouped:
-    """One decode for each adapter in use. Which group goes first rotates, so that nobody's token is always the last of a step."""
+    """One decode for each voice in use. Which group goes first rotates, so that nobody's token is always the last of a step."""
 
     def __init__(self, model: Model, context: Context) -> None:
         self._model, self._context = model, context
         self._adapters: dict[AdapterKey, Any] = {}
-        self._in_use: AdapterUse | None = None
+        self._in_use: Voice = ()
         self._turn = 0
         context.use_adapters()
 
@@ -128,40 +128,36 @@ class Grouped:
     def _check_unchanged(self, key: AdapterKey, path: Path) -> None:
         """llama.cpp reads the file again, and aborts on some that read_lora would refuse."""
         if adapter_key(path) != key:
-            raise AskedWrong("adapter_unreadable", f"Adapter '{path.name}' changed on disk while it was loaded.", "Ask again.")
+            raise AskedWrong("adapter_changed", f"Adapter '{path.name}' changed on disk while it was loaded.", "Ask again.")
 
     def free(self, key: AdapterKey) -> None:
         adapter = self._adapters.pop(key, None)
         if adapter is None:
             return
-        if self._in_use and self._in_use.key == key:
-            self._switch(None)
+        if any(use.key == key for use in self._in_use):
+            self._switch(())
         self._model.free_adapter(adapter)
 
-    def decode(self, rows: Sequence[Row], uses: Sequence[AdapterUse | None]) -> tuple[DecodeReport, list[Logits | None]]:
-        groups = self._groups(uses)
+    def decode(self, rows: Sequence[Row], voices: Sequence[Voice]) -> tuple[DecodeReport, list[Logits | None]]:
+        groups = self._groups(voices)
         logits: list[Logits | None] = [None] * len(rows)
         for group in groups:
-            self._switch(group.use)
+            self._switch(group.voice)
             self._context.decode([rows[i] for i in group.rows])
             for at, i in enumerate(group.rows):
                 if rows[i].wants_logits:
                     logits[i] = self._context.logits(at).copy()  # the next group's decode overwrites them
         return DecodeReport(len(groups), 1), logits
 
-    def _groups(self, uses: Sequence[AdapterUse | None]) -> list[_Group]:
-        by_use: dict[AdapterUse | None, _Group] = {}
-        for i, use in enumerate(uses):
-            by_use.setdefault(use, _Group(use, [])).rows.append(i)
-        groups = list(by_use.values())
+    def _groups(self, voices: Sequence[Voice]) -> list[_Group]:
+        by_voice: dict[Voice, _Group] = {}
+        for i, voice in enumerate(voices):
+            by_voice.setdefault(voice, _Group(voice, [])).rows.append(i)
+        groups = list(by_voice.values())
         self._turn = (self._turn + 1) % len(groups)
         return groups[self._turn :] + groups[: self._turn]
 
-    def _switch(self, use: AdapterUse | None) -> None:
-        if use == self._in_use:
-            return
-        if use is None:
-            self._context.use_adapters()
-        else:
-            self._context.use_adapters((self._adapters[use.key], use.scale))
-        self._in_use = use
+    def _switch(self, voice: Voice) -> None:
+        if voice != self._in_use:
+            self._context.use_adapters(*((self._adapters[use.key], use.scale) for use in voice))
+            self._in_use = voice

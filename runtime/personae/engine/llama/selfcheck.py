@@ -23,10 +23,10 @@ import numpy.typing as npt
 from personae.engine import _mixer
 from personae.engine.llama.abi import OpCodes
 from personae.engine.llama.context import Context, Row
-from personae.engine.llama.lora_file import Pair, random_pairs, write_lora
 from personae.engine.llama.model import Model
 from personae.engine.mixer import Sites, tables
 from personae.packs.lora import read_lora
+from personae.packs.lora_writer import Pair, random_pairs, write_lora
 
 _RANKS = (3, 5)  # different, and no multiples of a kernel's width
 _N_TOKENS = 3  # prefilled before the row that is compared
@@ -62,10 +62,9 @@ class _Bench:
         self.mixed.use_adapters((template, 1.0))
         self.tokens = [int(token) for token in np.random.default_rng(1).integers(0, model.n_vocab, 2 * (_N_TOKENS + 2))]
 
-    def run_mixed(self, adapters: list[_mixer.Adapter | None]) -> list[Logits]:
+    def run_mixed(self, *voices: _mixer.Parts) -> list[Logits]:
         def decode(rows: list[Row]) -> None:
-            wants = [row.wants_logits for row in rows]
-            self.mixer.set_rows([adapters[row.stream] for row in rows], [1.0] * len(rows), wants)
+            self.mixer.set_rows([voices[row.stream] for row in rows], [row.wants_logits for row in rows])
             self.mixed.decode(rows)
 
         return self._run(self.mixed, decode)
@@ -146,10 +145,10 @@ class _Compared:
 
 def _ask(bench: _Bench, adapters: tuple[list[Any], list[_mixer.Adapter]], plain: list[Logits]) -> list[_Compared]:
     """Rows: sequence 0 under the first adapter, 1 under the second, 0 again alone, and 0 under none beside 1 under the second."""
-    stock, mixed = adapters
+    stock, mixed = adapters[0], [((adapter, 1.0),) for adapter in adapters[1]]
     try:
         one, two = (bench.run_stock((adapter, 1.0)) for adapter in stock)
-        got, beside = bench.run_mixed(list(mixed)), bench.run_mixed([None, mixed[1]])
+        got, beside = bench.run_mixed(*mixed), bench.run_mixed((), mixed[1])
     finally:
         bench.stock.use_adapters()
         for adapter in stock:
