@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import io
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,15 @@ BASE_TENSORS = {
     "blk.0.ffn_up_exps.weight": (32, 64, 2),
     "blk.0.ssm_conv1d.weight": (4, 32),
 }
+
+
+def zipped(files: Mapping[str, bytes | str], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    """An archive as any tool would write it."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return out.getvalue()
 
 
 def base_file(folder: Path, *, tied: bool = True, architecture: str = "llama") -> Path:

@@ -10,11 +10,11 @@ import msgpack
 import pytest
 
 from personae.errors import AskedWrong
-from personae.packs.character import Lore, PackProblem
-from personae.packs.loader import examine_pack, load_cast, load_character
-from personae.packs.lora import adapter_key
-from tests.packs.conftest import WritePack
-from tests.packs.gguf_writer import gguf, lora_pairs
+from personae.packs.base import BaseShapes
+from personae.packs.character import Exchange, Lore, LoreRules, PackProblem, TrainedOn
+from personae.packs.loader import examine_pack, is_incomplete, load_cast, load_character
+from tests.packs.conftest import WritePack, zipped
+from tests.packs.gguf_writer import gguf, lora_pairs, pair_of, text_pair
 
 SMALL = 'name = "Marta"\npersona = "You are Marta."\n'
 VOICED = SMALL + '[adapter]\nfile = "voice.gguf"\nscale = 0.5\n'
@@ -42,7 +42,10 @@ def test_whole_pack_becomes_a_character(write_pack: WritePack, adapter_bytes: by
         licence = "MIT"
         tags = ["inn"]
         fallback = ["One moment, love.", "Hush, let me think."]
-        mood = "good"
+        temper = "good"
+        greetings = ["Wipe your feet!", "Oh, you."]
+        portrait = "marta.png"
+        lore_files = ["world/town.toml"]
         [[examples]]
         player = "A room?"
         reply = "Always."
@@ -52,33 +55,70 @@ def test_whole_pack_becomes_a_character(write_pack: WritePack, adapter_bytes: by
         name = "flood"
         text = "The flood came in spring."
         priority = 5
-        [adapter]
+        keys = ["flood", "river"]
+        secondary = ["spring"]
+        order = -2
+        case_sensitive = true
+        [lore_rules]
+        tokens = 200
+        recursion = 0
+        [[adapter]]
         file = "voice.gguf"
         scale = 0.5
+        [[adapter]]
+        file = "accent.gguf"
+        [[moods]]
+        name = "drunk"
+        style = "Slurred."
+        adapter = { file = "voice.gguf", scale = 2 }
+        sampling = { temperature = 1.5 }
+        [[moods]]
+        name = "plain"
+        adapter = []
+        [base]
+        architecture = "llama"
+        n_layers = 1
         [sampling]
         temperature = 1
         top_k = 20
         [limits]
         max_tokens = 40
     """
-    folder = write_pack(text, voice=adapter_bytes)
+    folder = write_pack(text, voice=adapter_bytes, accent=adapter_bytes)
+    (folder / "marta.png").write_bytes(b"\x89PNG\r\n\x1a\n and the rest")
+    (folder / "world").mkdir()
+    (folder / "world" / "town.toml").write_text('[[lore]]\ntext = "The mayor is a fool."\nregex = true\nkeys = ["mayors?"]\n')
     marta = load_character(folder)
-    assert (marta.id, marta.name, marta.persona, marta.style, marta.greeting) == (
-        "innkeeper",
-        "Marta",
-        "You are Marta.",
-        "Warm.",
-        "Come in!",
-    )
-    assert [(example.player, example.reply) for example in marta.examples] == [("A room?", "Always.")]
+    assert (marta.id, marta.name, marta.persona, marta.style) == ("innkeeper", "Marta", "You are Marta.", "Warm.")
+    assert (marta.greeting, marta.greetings) == ("Come in!", ("Wipe your feet!", "Oh, you."))
+    assert marta.examples == (Exchange("A room?", "Always."),)
     assert marta.fallback == ("One moment, love.", "Hush, let me think.")
-    assert marta.lore == (Lore("The cellar is locked."), Lore("The flood came in spring.", "flood", 5))
-    assert marta.adapter is not None
-    assert (marta.adapter.path, marta.adapter.scale) == (folder / "voice.gguf", 0.5)
-    assert marta.adapter.key == adapter_key(folder / "voice.gguf")
+    assert marta.lore == (
+        Lore("The cellar is locked."),
+        Lore("The flood came in spring.", "flood", 5, ("flood", "river"), ("spring",), order=-2, case_sensitive=True),
+        Lore("The mayor is a fool.", keys=("mayors?",), regex=True),
+    )
+    assert marta.lore_rules == LoreRules(tokens=200, scan_lines=4, recursion=0)
+    assert [(part.pack, part.file, part.scale) for part in marta.adapters] == [(folder, "voice.gguf", 0.5), (folder, "accent.gguf", 1.0)]
+    assert list(marta.moods) == ["drunk", "plain"]
+    drunk, plain = marta.moods.values()
+    assert (drunk.style, drunk.sampling, [part.scale for part in drunk.adapters or ()]) == ("Slurred.", {"temperature": 1.5}, [2.0])
+    assert (plain.style, plain.adapters, plain.sampling) == (None, (), {})
+    assert marta.base == TrainedOn("llama", n_layers=1)
     assert (marta.sampling, marta.limits, marta.stop) == ({"temperature": 1.0, "top_k": 20}, {"max_tokens": 40}, ("Player:",))
-    assert (marta.author, marta.licence, marta.tags, marta.extra) == ("me", "MIT", ("inn",), {"mood": "good"})
-    assert marta.folder == folder
+    assert (marta.author, marta.licence, marta.tags, marta.extra) == ("me", "MIT", ("inn",), {"temper": "good"})
+    assert (marta.pack, marta.portrait) == (folder, "marta.png")
+    assert [part.file for part in marta.all_adapters()] == ["voice.gguf", "accent.gguf"]
+
+
+def test_adapter_is_known_by_its_weights_and_its_version(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    folder = write_pack(VOICED, voice=adapter_bytes)
+    (adapter,) = load_character(folder).adapters
+    assert adapter.n_bytes == 2 * (4 * 32 + 32 * 4 + 4 * 32 + 16 * 4)
+    assert load_character(folder).adapters == (adapter,)
+    (folder / "new.gguf").write_bytes(adapter_bytes)
+    os.replace(folder / "new.gguf", folder / "voice.gguf")
+    assert load_character(folder).adapters[0].version != adapter.version
 
 
 def test_character_without_a_name_is_called_after_its_folder(write_pack: WritePack) -> None:
@@ -128,7 +168,7 @@ def test_links_may_not_lead_out_of_the_pack(write_pack: WritePack, adapter_bytes
 def test_link_within_the_pack_is_followed(write_pack: WritePack, adapter_bytes: bytes) -> None:
     folder = write_pack(VOICED, best=adapter_bytes)
     (folder / "voice.gguf").symlink_to("best.gguf")
-    assert load_character(folder).adapter is not None
+    assert load_character(folder).adapters
 
 
 def test_link_to_itself_is_a_problem_and_no_hang(write_pack: WritePack) -> None:
@@ -150,22 +190,8 @@ def test_adapter_that_is_none_is_told_with_its_file(content: bytes, said: str, w
 
 def test_adapter_nobody_names_is_warned_of(write_pack: WritePack, adapter_bytes: bytes) -> None:
     folder = write_pack(SMALL, voice=adapter_bytes)
-    assert load_character(folder).adapter is None
+    assert load_character(folder).adapters == ()
     assert [(problem.file, problem.is_error) for problem in problems_of(folder)] == [("voice.gguf", False)]
-
-
-def test_adapter_key_follows_the_content_of_the_file(write_pack: WritePack, adapter_bytes: bytes) -> None:
-    folder = write_pack(VOICED, voice=adapter_bytes)
-    first = load_character(folder)
-    assert load_character(folder) == first
-    changed = bytearray(adapter_bytes)
-    changed[-1] ^= 1
-    (folder / "new.gguf").write_bytes(changed)
-    os.replace(folder / "new.gguf", folder / "voice.gguf")
-    second = load_character(folder)
-    assert second.adapter is not None
-    assert second.adapter.key == adapter_key(folder / "voice.gguf")
-    assert second.content_hash != first.content_hash
 
 
 def test_content_hash_knows_no_folder(write_pack: WritePack) -> None:
@@ -173,11 +199,21 @@ def test_content_hash_knows_no_folder(write_pack: WritePack) -> None:
     assert load_character(one).content_hash == load_character(same).content_hash != load_character(other).content_hash
 
 
-def test_folder_without_manifest_and_no_folder_at_all_are_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(AskedWrong, match=r"character\.toml") as caught:
-            load_character(folder)
-        assert caught.value.code == "pack_invalid"
+def test_content_hash_knows_lore_files_and_sizes_of_adapters(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    folder = write_pack('lore_files = ["more.toml"]\n' + VOICED, voice=adapter_bytes)
+    hashes = set()
+    for lore, adapter in (("a", adapter_bytes), ("b", adapter_bytes), ("b", gguf(lora_pairs(), pair_of("blk.0.attn_q.weight", 32, 32)))):
+        (folder / "more.toml").write_text(f'[[lore]]\ntext = "{lore}"')
+        (folder / "voice.gguf").write_bytes(adapter)
+        hashes.add(load_character(folder).content_hash)
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(("where", "said"), [(".", r"character\.toml: is missing"), ("nowhere", "no pack at"), ("x.persona", "no pack at")])
+def test_folder_without_manifest_and_no_pack_at_all_are_refused(where: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(AskedWrong, match=said) as caught:
+        load_character(tmp_path / where)
+    assert caught.value.code == "pack_invalid"
 
 
 def test_manifest_that_is_no_plain_file_is_a_problem(tmp_path: Path) -> None:
@@ -250,3 +286,73 @@ def test_folder_name_that_cannot_be_typed_is_refused_in_plain_text(write_pack: W
     assert list(cast.characters) == ["innkeeper"]
     assert len(cast.problems) == 3
     msgpack.packb([problem.to_wire() for problem in cast.problems])
+
+
+def test_archives_and_folders_are_one_cast(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    smith = write_pack(VOICED, name="smith", voice=adapter_bytes)
+    root = write_pack(SMALL).parent
+    (root / "baker.persona").write_bytes(zipped({"character.toml": VOICED, "voice.gguf": adapter_bytes}))
+    cast = load_cast(root)
+    assert cast.problems == ()
+    assert list(cast.characters) == ["baker", "innkeeper", "smith"]
+    baker, folder = cast.characters["baker"], cast.characters["smith"]
+    assert (baker.pack, baker.adapters[0].file, baker.adapters[0].scale) == (root / "baker.persona", "voice.gguf", 0.5)
+    assert baker.content_hash == folder.content_hash == load_character(smith).content_hash
+
+
+def test_same_name_as_folder_and_as_archive_is_an_error_of_the_second(write_pack: WritePack) -> None:
+    root = write_pack(SMALL).parent
+    (root / "innkeeper.persona").write_bytes(zipped({"character.toml": SMALL.replace("Marta", "Bert")}))
+    cast = load_cast(root)
+    assert [character.name for character in cast.characters.values()] == ["Marta"]
+    (problem,) = cast.problems
+    assert problem.is_error
+    assert "innkeeper.persona" in problem.problem
+
+
+# --- half-copied --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
+def test_archive_that_is_being_copied_is_incomplete(share: float, tmp_path: Path, adapter_bytes: bytes) -> None:
+    whole = zipped({"character.toml": VOICED, "voice.gguf": adapter_bytes})
+    path = tmp_path / "a.persona"
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert is_incomplete(examine_pack(path)[1])
+    path.write_bytes(whole[: int(share * len(whole))].ljust(len(whole), b"\0"))  # room made beforehand
+    assert is_incomplete(examine_pack(path)[1])
+    path.write_bytes(whole)
+    assert examine_pack(path)[0] is not None
+
+
+def test_adapter_that_is_being_copied_is_incomplete(write_pack: WritePack, adapter_bytes: bytes) -> None:
+    folder = write_pack(VOICED, voice=adapter_bytes[:-100])
+    assert is_incomplete(examine_pack(folder)[1])
+    (folder / "voice.gguf").write_bytes(b"<html>not found</html>")
+    assert not is_incomplete(examine_pack(folder)[1])
+
+
+# --- the base -----------------------------------------------------------------------------------------------------
+
+
+def test_adapter_that_does_not_fit_the_base_is_refused_by_its_header(write_pack: WritePack, base: BaseShapes) -> None:
+    other = gguf(lora_pairs(), pair_of("blk.0.attn_q.weight", 64, 64))
+    folder = write_pack(VOICED, voice=other)
+    assert examine_pack(folder)[0] is not None
+    character, (problem,) = examine_pack(folder, base)
+    assert character is None
+    assert (problem.file, problem.field) == ("voice.gguf", "adapter.file")
+    assert "(64, 4)" in problem.problem
+    assert "(32, 32) in the base 'Tiny Base'" in problem.problem
+
+
+def test_fitting_adapter_is_a_character_with_its_base(write_pack: WritePack, adapter_bytes: bytes, base: BaseShapes) -> None:
+    assert load_character(write_pack(VOICED, voice=adapter_bytes), base).adapters
+
+
+def test_doubts_about_an_adapter_are_warned_of_with_a_base(write_pack: WritePack, base: BaseShapes) -> None:
+    doubtful = gguf([*lora_pairs(alpha=None), text_pair("general.base_model.0.name", "Other 7B")], pair_of("blk.0.attn_q.weight", 32, 32))
+    character, problems = examine_pack(write_pack(VOICED, voice=doubtful), base)
+    assert character is not None
+    assert [(problem.file, problem.is_error) for problem in problems] == [("voice.gguf", False)] * 2
+    assert "Other 7B" in problems[1].problem

@@ -35,7 +35,7 @@ def test_two_lines_make_a_character() -> None:
     manifest, problems = read(SMALL)
     assert problems == []
     assert manifest is not None
-    assert (manifest.name, manifest.persona, manifest.examples, manifest.adapter) == ("Marta", "You are Marta.", [], None)
+    assert (manifest.name, manifest.persona, manifest.examples, manifest.adapter) == ("Marta", "You are Marta.", [], [])
 
 
 def test_byte_order_mark_and_windows_line_ends_are_accepted() -> None:
@@ -149,6 +149,103 @@ def test_too_much_lore_and_too_many_fallback_lines_are_refused() -> None:
     assert errors(SMALL + f'[[lore]]\ntext = "{"x" * 4001}"').keys() == {"lore[1].text"}
 
 
+@pytest.mark.parametrize("written", ['[adapter]\nfile = "a.gguf"', '[[adapter]]\nfile = "a.gguf"', 'adapter = [{ file = "a.gguf" }]'])
+def test_one_adapter_may_be_a_table_or_a_list(written: str) -> None:
+    manifest, problems = read(SMALL + written)
+    assert problems == []
+    assert manifest is not None
+    assert [(part.file, part.scale) for part in manifest.adapter] == [("a.gguf", 1.0)]
+
+
+def test_mistakes_in_adapters_are_told_where_they_were_written() -> None:
+    assert errors(SMALL + "[adapter]\nscale = 1").keys() == {"adapter.file"}
+    assert errors(SMALL + '[[adapter]]\nfile = "a"\n[[adapter]]\nscale = 5').keys() == {"adapter[2].file", "adapter[2].scale"}
+    assert errors(SMALL + '[[adapter]]\nfile = "a"\n' * 5).keys() == {"adapter"}
+    assert errors(SMALL + 'adapter = ["a.gguf"]') == {"adapter[1]": "should be a table."}
+    found = errors(SMALL + '[[moods]]\nname = "x"\nadapter = { scale = 1 }\n[[moods]]\nname = "y"\nadapter = [{ file = 3 }]')
+    assert found.keys() == {"moods[1].adapter.file", "moods[2].adapter[1].file"}
+
+
+def test_moods_are_read_and_an_empty_list_of_adapters_is_not_a_missing_one() -> None:
+    manifest, problems = read(SMALL + '[[moods]]\nname = " drunk "\nadapter = []\nsampling.top_k = 3\n[[moods]]\nname = "sad"\nstyle = ""')
+    assert problems == []
+    assert manifest is not None
+    drunk, sad = manifest.moods
+    assert (drunk.name, drunk.style, drunk.adapter, drunk.sampling.top_k) == ("drunk", None, [], 3)
+    assert (sad.name, sad.style, sad.adapter, sad.sampling.top_k) == ("sad", "", None, None)
+
+
+def test_mistakes_in_moods_are_all_told_at_once() -> None:
+    moods = [
+        'name = "drunk"',
+        'name = " Drunk "',
+        'name = "two\\nlines"',
+        'name = " "',
+        'style = "x"',
+        'name = "drunk"\nsampling.top_p = 3',
+    ]
+    found = errors(SMALL + "".join(f"[[moods]]\n{mood}\n" for mood in moods))
+    assert found.keys() == {"moods[2].name", "moods[3].name", "moods[4].name", "moods[5].name", "moods[6].sampling.top_p"}
+    assert "another mood" in found["moods[2].name"]
+    assert errors(SMALL + "".join(f'[[moods]]\nname = "m{n}"\n' for n in range(33))).keys() == {"moods"}
+    assert warnings(SMALL + '[[moods]]\nname = "x"\nsytle = "y"')["moods[1].sytle"].remedy == "Did you mean 'style'?"
+
+
+def test_lore_with_keys_is_read_as_it_was_written() -> None:
+    text = 'keys = ["flood ", "river"]\nsecondary = ["spring"]\nconstant = true\norder = 100\ncase_sensitive = true\nenabled = false'
+    manifest, problems = read(SMALL + f'[[lore]]\ntext = "x"\n{text}\n[lore_rules]\ntokens = 64\nscan_lines = 2\nrecursion = 0')
+    assert problems == []
+    assert manifest is not None
+    (entry,) = manifest.lore
+    assert (entry.keys, entry.secondary, entry.order) == (["flood ", "river"], ["spring"], 100)
+    assert (entry.constant, entry.case_sensitive, entry.regex, entry.enabled) == (True, True, False, False)
+    assert (manifest.lore_rules.tokens, manifest.lore_rules.scan_lines, manifest.lore_rules.recursion) == (64, 2, 0)
+
+
+@pytest.mark.parametrize("pattern", ["a(b", "(?<=a)b", r"(a)\1", "a{1,100000}", "((a{100}){100}){100}", "[z-a]"])
+def test_key_that_is_no_regular_expression_is_told_with_its_entry(pattern: str) -> None:
+    entry = f"[[lore]]\ntext = 'x'\nregex = true\nkeys = ['fine|too', '{pattern}']\n"
+    ((field, said),) = errors(SMALL + '[[lore]]\ntext = "y"\n' + entry).items()
+    assert field == "lore[2].keys[2]"
+    assert "regular expression" in said
+    problem = next(problem for problem in read(SMALL + entry)[1])
+    assert "regex = false" in problem.remedy
+    assert read(SMALL + entry.replace("regex = true", "regex = false"))[0] is not None
+
+
+def test_mistakes_in_lore_do_not_hide_those_in_its_patterns() -> None:
+    entry = '[[lore]]\nregex = true\nkeys = ["(", "", " ", 3]\nsecondary = [")"]\n[lore_rules]\nscan_lines = 0\nrecursion = 9\ntokens = 1'
+    assert errors(SMALL + entry).keys() == {
+        *("lore[1].text", "lore[1].keys[1]", "lore[1].keys[2]", "lore[1].keys[3]", "lore[1].keys[4]", "lore[1].secondary[1]"),
+        *("lore_rules.scan_lines", "lore_rules.recursion", "lore_rules.tokens"),
+    }
+
+
+def test_patterns_of_a_pack_take_bounded_time() -> None:
+    """Far more than a pack can have, each as costly as it may be: only as many are looked at."""
+    start = time.perf_counter()
+    heavy = "(" + "a?" * 200 + ")"
+    read(SMALL + f"[[lore]]\ntext = 'x'\nregex = true\nkeys = {[heavy] * 64}\n" * 9)
+    assert time.perf_counter() - start < 5
+
+
+def test_base_is_read_in_small_letters_and_checked() -> None:
+    manifest, _ = read(SMALL + f'[base]\narchitecture = "llama"\nhash = "{"AB" * 32}"\nn_layers = 30\nn_embd = 576')
+    assert manifest is not None
+    assert (manifest.base.hash, manifest.base.n_layers, manifest.base.n_embd) == ("ab" * 32, 30, 576)
+    assert errors(SMALL + '[base]\nhash = "abc"\nn_layers = -1\nn_embd = "wide"').keys() == {"base.hash", "base.n_layers", "base.n_embd"}
+
+
+def test_greetings_and_files_are_read_and_bounded() -> None:
+    manifest, problems = read('greetings = [" Hello. "]\nportrait = "a.png"\nlore_files = ["x.toml"]\n' + SMALL)
+    assert problems == []
+    assert manifest is not None
+    assert (manifest.greetings, manifest.portrait, manifest.lore_files) == (["Hello."], "a.png", ["x.toml"])
+    assert errors(f'greetings = {["x"] * 65}\nportrait = "{"x" * 256}"\nlore_files = {["x"] * 17}\n' + SMALL).keys() == {
+        *("greetings", "portrait", "lore_files")
+    }
+
+
 def test_unknown_keys_are_kept() -> None:
     manifest, _ = read(SMALL + "[extensions]\nother_tool = [1, 2]")
     assert manifest is not None
@@ -156,7 +253,7 @@ def test_unknown_keys_are_kept() -> None:
 
 
 def test_newer_version_is_read_as_far_as_it_is_known_and_says_so() -> None:
-    problem = warnings("manifest = 2\nmood = 3\n" + SMALL)["manifest"]
+    problem = warnings("manifest = 2\ntemper = 3\n" + SMALL)["manifest"]
     assert "version 2" in problem.problem
 
 

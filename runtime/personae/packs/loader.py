@@ -1,38 +1,104 @@
-"""Makes characters of folders. Decides whether a pack can be used; knows no base model, so an adapter is only looked at from outside.
+"""Makes characters of packs. Decides whether a pack can be used, and reads no more of it than that takes: headers, never weights.
 
-A pack is a folder with a character.toml, data and nothing else: no part of it is ever run. Nothing outside the folder is read,
+A pack is a folder or an archive with a character.toml, data and nothing else: no part of it is ever run. Nothing outside it is read,
 however the manifest spells it or a link points. A broken pack is a list of problems, and the packs beside it load.
+
+Without a base model at hand an adapter is looked at from outside only; with one, it has to fit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import unicodedata
-from collections.abc import Iterator
-from functools import lru_cache
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from personae.errors import AskedWrong
 from personae.packs import manifest as form
-from personae.packs.character import AdapterFile, Cast, Character, Exchange, Lore, PackProblem, Severity
-from personae.packs.gguf import open_regular
-from personae.packs.lora import adapter_key, read_adapter_header
+from personae.packs.base import BaseShapes
+from personae.packs.character import (
+    AdapterFile,
+    Cast,
+    Character,
+    Exchange,
+    Lore,
+    LoreRules,
+    Mood,
+    PackProblem,
+    Severity,
+    TrainedOn,
+)
 from personae.packs.manifest import Manifest
-from personae.types import AdapterKey
+from personae.packs.named_files import INCOMPLETE, adapters_of, base_problems, lore_limits, lore_of, portrait_of
+from personae.packs.pack_files import SUFFIX, PackFiles, open_pack, walk
 
 MAX_ID_LENGTH = 64  # characters
 _HIDDEN = (".", "_")  # folders of tools and people's notes: passed over without a word
 
-
-class _Found(Exception):  # noqa: N818  no error: the problem that ends the look at one file
-    def __init__(self, problem: PackProblem) -> None:
-        self.problem = problem
+Snapshot = tuple[tuple[str, int, int, int], ...]  # (name within the pack, bytes, mtime_ns, inode), sorted
 
 
-def load_character(folder: Path) -> Character:
+# --- where packs are ----------------------------------------------------------------------------------------------
+
+
+def pack_paths(root: Path) -> list[Path]:
+    """Folders and `.persona` files in a folder, absolute and sorted. OSError when it cannot be read."""
+    root = Path(os.path.abspath(root))
+    return sorted(entry for entry in root.iterdir() if not entry.name.startswith(_HIDDEN) and _may_be_pack(entry))
+
+
+def pack_id(path: Path) -> str:
+    """What the pack at a path is called, whether or not there is one.
+
+    Composed, since macOS hands out names decomposed and clients type them composed; bytes that are no UTF-8 become "?".
+    """
+    name = unicodedata.normalize("NFC", path.name.encode("utf-8", "replace").decode())
+    return name[: -len(SUFFIX)] if name.casefold().endswith(SUFFIX) else name
+
+
+def snapshot(path: Path) -> Snapshot | None:
+    """What tells one state of a pack from another without reading it: two that are equal are the same. None when there is no pack.
+
+    Bounded as a pack is: of a folder with too many files, those looked at first stand for it.
+    """
+    try:
+        seen = path.stat()
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISDIR(seen.st_mode):
+        return (_fingerprint("", seen),)
+    files = []
+    with suppress(AskedWrong):
+        for name, entry in walk(path):
+            with suppress(OSError):  # gone meanwhile, or a link to nowhere
+                files.append(_fingerprint(name, entry.stat()))
+    return tuple(sorted(files))
+
+
+def is_incomplete(problems: Iterable[PackProblem]) -> bool:
+    """Whether a pack looks like a copy that is under way: an archive without its end, an adapter that stops in the middle."""
+    return any(problem.problem.startswith(INCOMPLETE) for problem in problems)
+
+
+def _may_be_pack(entry: Path) -> bool:
+    return entry.is_dir() or (entry.name.casefold().endswith(SUFFIX) and entry.is_file())
+
+
+def _fingerprint(name: str, seen: os.stat_result) -> tuple[str, int, int, int]:
+    return name, seen.st_size, seen.st_mtime_ns, seen.st_ino
+
+
+# --- packs --------------------------------------------------------------------------------------------------------
+
+
+def load_character(path: Path, base: BaseShapes | None = None) -> Character:
     """The character of one pack. AskedWrong `pack_invalid`, details `problems`: all that is wrong with it."""
-    character, problems = examine_pack(folder)
+    character, problems = examine_pack(path, base)
     if character is not None:
         return character
     errors = [problem for problem in problems if problem.is_error]
@@ -45,182 +111,153 @@ def load_character(folder: Path) -> Character:
     )
 
 
-def load_cast(folder: Path) -> Cast:
+def load_cast(root: Path, base: BaseShapes | None = None) -> Cast:
     """All packs in a folder. Never raises for what is in it: whatever is wrong is among the problems."""
-    root = Path(os.path.abspath(folder))
+    try:
+        paths = pack_paths(root)
+    except OSError as fault:
+        problem = f"The folder '{os.path.abspath(root)}' cannot be read ({fault.strerror})."
+        return Cast({}, (PackProblem("", "", "", problem, "Check the path of the characters."),))
     characters: dict[str, Character] = {}
     problems: list[PackProblem] = []
-    try:
-        entries = sorted(entry for entry in root.iterdir() if entry.is_dir())
-    except OSError as fault:
-        lost = PackProblem("", "", "", f"The folder '{root}' cannot be read ({fault.strerror}).", "Check the path of the characters.")
-        return Cast({}, (lost,))
-    for entry in entries:
-        if entry.name.startswith(_HIDDEN):
-            continue
-        character, found = _examine_entry(entry, characters)
+    seen: dict[str, Path] = {}
+    for path in paths:
+        character, found = _examine_among(seen, path, base)
         problems.extend(found)
         if character is not None:
             characters[character.id] = character
-    return Cast(characters, tuple(problems))
+    return Cast(dict(sorted(characters.items())), tuple(problems))
 
 
-def examine_pack(folder: Path) -> tuple[Character | None, tuple[PackProblem, ...]]:
+def examine_pack(path: Path, base: BaseShapes | None = None) -> tuple[Character | None, tuple[PackProblem, ...]]:
     """The character, or None when the pack has errors, and everything there is to say about it, warnings included."""
-    folder = Path(os.path.abspath(folder))
-    pack = _id_of(folder)
-    problems = list(_name_problems(pack, folder))
+    path = Path(os.path.abspath(path))
+    pack = pack_id(path)
+    named = tuple(_name_problems(pack, path))
     try:
-        content = _manifest_bytes(pack, folder)
-        table = form.decode(content)
-    except _Found as found:
-        return None, (*problems, found.problem)
-    except ValueError as fault:
-        remedy = "Save it as UTF-8 text in TOML; characters/README.md shows one."
-        return None, (*problems, PackProblem(pack, form.FILE, "", f"{fault}.", remedy))
-    manifest, said = form.check(pack, table)
-    adapter, seen = _adapter(pack, folder, table.get("adapter"), manifest)
-    problems += said + seen
-    if manifest is None or any(problem.is_error for problem in problems):
-        return None, tuple(problems)
-    return _character(pack, folder, content, manifest, adapter), tuple(problems)
+        with open_pack(path) as files:
+            character, problems = _examined(pack, files, base)
+    except AskedWrong as fault:
+        why = INCOMPLETE + fault.message if fault.code == "pack_incomplete" else fault.message
+        return None, (*named, PackProblem(pack, "", "", why, fault.hint))
+    return (None if named else character), (*named, *problems)
 
 
-# --- the folder ---------------------------------------------------------------------------------------------------
-
-
-def _examine_entry(entry: Path, others: dict[str, Character]) -> tuple[Character | None, tuple[PackProblem, ...]]:
-    pack = _id_of(entry)
-    if not os.path.lexists(entry / form.FILE):
+def _examine_among(seen: dict[str, Path], path: Path, base: BaseShapes | None) -> tuple[Character | None, tuple[PackProblem, ...]]:
+    """One pack of a cast. `seen`: the packs before it by id, to which it is added."""
+    pack = pack_id(path)
+    if path.is_dir() and not os.path.lexists(path / form.FILE):
         remedy = f"Add {form.FILE}, or start the folder's name with an underscore."
         return None, (PackProblem(pack, "", "", f"has no {form.FILE} and is passed over.", remedy, Severity.WARNING),)
-    if pack in others:  # two spellings of one name in Unicode; file systems keep them apart, players do not
-        return None, (PackProblem(pack, "", "", "has the same name as another pack.", "Rename one of the folders."),)
-    return examine_pack(entry)
+    first = seen.setdefault(pack, path)
+    if first != path:  # a folder and an archive, or two spellings in Unicode, which file systems keep apart and players do not
+        problem = f"has the same name as another pack: '{first.name}' and '{path.name}' are both '{pack}'."
+        return None, (PackProblem(pack, "", "", problem, "Rename one of them, or remove it."),)
+    return examine_pack(path, base)
 
 
-def _id_of(folder: Path) -> str:
-    """Composed, since macOS hands out names decomposed and clients type them composed; bytes that are no UTF-8 become "?"."""
-    return unicodedata.normalize("NFC", folder.name.encode("utf-8", "replace").decode())
-
-
-def _name_problems(pack: str, folder: Path) -> Iterator[PackProblem]:
-    name = folder.name
-    if not name or not name.isprintable() or name != name.strip():
-        yield PackProblem(pack, "", "", f"has a folder name that cannot be typed: {name!a}.", "Rename the folder.")
+def _name_problems(pack: str, path: Path) -> Iterator[PackProblem]:
+    name = path.name
+    if not pack or not name.isprintable() or pack != pack.strip():
+        yield PackProblem(pack, "", "", f"has a name that cannot be typed: {name!a}.", "Rename the folder or archive.")
     elif len(pack) > MAX_ID_LENGTH:
-        yield PackProblem(pack, "", "", f"has a folder name of more than {MAX_ID_LENGTH} characters.", "Rename the folder.")
+        yield PackProblem(pack, "", "", f"has a name of more than {MAX_ID_LENGTH} characters.", "Rename the folder or archive.")
 
 
-def _manifest_bytes(pack: str, folder: Path) -> bytes:
-    path = folder / form.FILE
-    if not path.exists():
-        raise _Found(PackProblem(pack, form.FILE, "", "is missing.", f"A pack is a folder that holds a {form.FILE}."))
-    if not _is_inside(path, folder):
-        raise _Found(PackProblem(pack, form.FILE, "", "is a link that leads out of the pack.", "Copy the file into the folder."))
+def _examined(pack: str, files: PackFiles, base: BaseShapes | None) -> tuple[Character | None, list[PackProblem]]:
+    files.names()  # a pack with too many files is refused, since changes to it could go unseen
     try:
-        stream, n_bytes = open_regular(path)
-        with stream:
-            return stream.read(min(n_bytes, form.MAX_BYTES) + 1)
+        content = files.read(form.FILE, form.MAX_BYTES)
+        table = form.decode(content)
     except AskedWrong as fault:
-        raise _Found(PackProblem(pack, form.FILE, "", fault.message, "Check that it is a plain file you may read.")) from None
-    except OSError as fault:
-        raise _Found(PackProblem(pack, form.FILE, "", f"cannot be read ({fault.strerror}).", "Check the disk.")) from None
+        return None, [_unread(pack, fault)]
+    except ValueError as fault:
+        return None, [PackProblem(pack, form.FILE, "", f"{fault}.", "Save it as UTF-8 text in TOML; characters/README.md shows one.")]
+    return _read(pack, files, content, table, base)
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, all links followed, is still in the folder. False too when links go round in circles."""
-    try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):
-        return False
+def _unread(pack: str, fault: AskedWrong) -> PackProblem:
+    if fault.code == "pack_file_missing":
+        return PackProblem(pack, form.FILE, "", "is missing.", f"A pack is a folder or an archive that holds a {form.FILE}.")
+    return PackProblem(pack, form.FILE, "", fault.message, fault.hint)
 
 
-# --- the adapter --------------------------------------------------------------------------------------------------
+def _read(
+    pack: str, files: PackFiles, content: bytes, table: Mapping[str, Any], base: BaseShapes | None
+) -> tuple[Character | None, list[PackProblem]]:
+    manifest, problems = form.check(pack, table)
+    adapters, said_of_adapters = adapters_of(pack, files, table, base)
+    lore, lore_files, said_of_lore = lore_of(pack, files, table)
+    portrait, said_of_portrait = portrait_of(pack, files, table)
+    problems += [*said_of_adapters, *said_of_lore, *said_of_portrait]
+    if manifest is None:
+        return None, problems
+    lore = [*manifest.lore, *lore]
+    problems += lore_limits(pack, lore)
+    if base and adapters:
+        problems += base_problems(pack, manifest.base, base)
+    if any(problem.is_error for problem in problems):
+        return None, problems
+    content_hash = _content_hash(content, lore_files, adapters)
+    return _character(pack, files.path, manifest, content_hash, lore, adapters, portrait), problems
 
 
-def _adapter(pack: str, folder: Path, table: object, manifest: Manifest | None) -> tuple[AdapterFile | None, list[PackProblem]]:
-    """Looked at even when the rest of the manifest is wrong, so that its problems are in the same report."""
-    name = table.get("file") if isinstance(table, dict) else None
-    if table is None:
-        return None, list(_unnamed_adapters(pack, folder))
-    if not isinstance(name, str) or not name or "\0" in name:
-        return None, []  # the manifest's own check says so
-    try:
-        path = _inside_pack(pack, folder, name)
-        key = _checked_key(path)
-    except _Found as found:
-        return None, [found.problem]
-    except AskedWrong as fault:
-        return None, [PackProblem(pack, name, "adapter.file", fault.message, fault.hint)]
-    scale = manifest.adapter.scale if manifest and manifest.adapter else 1.0
-    return AdapterFile(path, scale, key), []
-
-
-def _inside_pack(pack: str, folder: Path, name: str) -> Path:
-    """The adapter's path, refused when it could be anything but a file of this pack."""
-    remedy = "Copy the file into the pack and give its name."
-    windows = PureWindowsPath(name)
-    if "\\" in name or windows.drive or windows.is_absolute() or PurePosixPath(name).is_absolute():
-        raise _Found(PackProblem(pack, form.FILE, "adapter.file", f"'{name}' is not a path inside the pack, written with /.", remedy))
-    if ".." in PurePosixPath(name).parts:
-        raise _Found(PackProblem(pack, form.FILE, "adapter.file", f"'{name}' leads out of the pack.", remedy))
-    path = folder / name
-    if not _is_inside(path, folder):
-        raise _Found(PackProblem(pack, form.FILE, "adapter.file", f"'{name}' is a link that leads out of the pack.", remedy))
-    return path
-
-
-def _unnamed_adapters(pack: str, folder: Path) -> Iterator[PackProblem]:
-    for path in sorted(folder.glob("*.gguf")):
-        remedy = f'Add an [adapter] table with file = "{path.name}", or remove the file.'
-        yield PackProblem(pack, path.name, "adapter", "is in the pack and the manifest does not name it.", remedy, Severity.WARNING)
-
-
-def _checked_key(path: Path) -> AdapterKey:
-    """The content key of an adapter with a sound header. AskedWrong as read_adapter_header."""
-    try:
-        seen = path.stat()
-    except OSError:
-        return _checked_key_as_of(path, (0, 0, 0, 0))  # raises what is wrong with it
-    return _checked_key_as_of(path, (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns))
-
-
-@lru_cache(maxsize=1024)
-def _checked_key_as_of(path: Path, version: tuple[int, int, int, int]) -> AdapterKey:
-    """Cached, since a watcher examines packs again and again and a file of megabytes seldom changes. Refusals are not cached."""
-    read_adapter_header(path)
-    return adapter_key(path)
+def _content_hash(manifest: bytes, lore_files: Mapping[str, bytes], adapters: Mapping[str, AdapterFile]) -> str:
+    """Of all that a character is but its weights, which are not read: the same on every machine."""
+    whole = hashlib.sha256(manifest)
+    for name, content in lore_files.items():
+        whole.update(f"\0{name}\0{len(content)}\0".encode() + content)
+    for name, adapter in adapters.items():
+        whole.update(f"\0{name}\0{adapter.n_bytes}".encode())
+    return whole.hexdigest()
 
 
 # --- the character ------------------------------------------------------------------------------------------------
 
 
-def _character(pack: str, folder: Path, content: bytes, manifest: Manifest, adapter: AdapterFile | None) -> Character:
-    identity = hashlib.sha256(content)
-    identity.update(b"\0" + (adapter.key if adapter else "").encode())
+def _character(
+    pack: str, path: Path, manifest: Manifest, content_hash: str, lore: list[form.Lore], adapters: dict[str, AdapterFile], portrait: str
+) -> Character:
     return Character(
         id=pack,
         name=manifest.name or pack,
         persona=manifest.persona,
-        folder=folder,
-        content_hash=identity.hexdigest(),
+        pack=path,
+        content_hash=content_hash,
         style=manifest.style,
         greeting=manifest.greeting,
+        greetings=tuple(manifest.greetings),
         examples=tuple(Exchange(example.player, example.reply) for example in manifest.examples),
         fallback=tuple(manifest.fallback),
-        lore=tuple(Lore(entry.text, entry.name, entry.priority) for entry in manifest.lore),
-        adapter=adapter,
+        lore=tuple(_lore(entry) for entry in lore),
+        lore_rules=LoreRules(manifest.lore_rules.tokens, manifest.lore_rules.scan_lines, manifest.lore_rules.recursion),
+        adapters=_scaled(manifest.adapter, adapters),
+        moods={mood.name: _mood(mood, adapters) for mood in manifest.moods},
+        base=TrainedOn(**_set_fields(manifest.base)),
         sampling=_set_fields(manifest.sampling),
         limits=_set_fields(manifest.limits),
         stop=tuple(manifest.stop),
         licence=manifest.licence,
         author=manifest.author,
         description=manifest.description,
+        portrait=portrait,
         tags=tuple(manifest.tags),
         extra=dict(manifest.model_extra or {}),
     )
 
 
-def _set_fields(table: form.Sampling | form.TurnLimits) -> dict[str, object]:
+def _scaled(named: list[form.Adapter], adapters: Mapping[str, AdapterFile]) -> tuple[AdapterFile, ...]:
+    return tuple(replace(adapters[part.file], scale=part.scale) for part in named)
+
+
+def _mood(mood: form.Mood, adapters: Mapping[str, AdapterFile]) -> Mood:
+    own = None if mood.adapter is None else _scaled(mood.adapter, adapters)
+    return Mood(mood.name, mood.style, own, _set_fields(mood.sampling))
+
+
+def _lore(entry: form.Lore) -> Lore:
+    return Lore(**{**_set_fields(entry), "keys": tuple(entry.keys), "secondary": tuple(entry.secondary)})
+
+
+def _set_fields(table: form.Table) -> dict[str, Any]:
     return table.model_dump(include=set(type(table).model_fields), exclude_none=True)

@@ -1,22 +1,28 @@
-"""Writes GGUF LoRA files: the template the mixer stands on, the adapters of the self-check and of the benchmarks.
+"""Writes GGUF LoRA files: what an import makes of another format, the template the mixer stands on, adapters of self-check and benchmarks.
 
-A writer of the few things an adapter holds, version 3, little-endian. Reading foreign files is packs/lora.py.
+A writer of the few things an adapter holds, version 3, little-endian. Decides no factor. Reading foreign files is packs/lora.py.
+The file is written beside its place and then renamed: whoever watches the folder, or reads the file meanwhile, never sees half of one.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 _ALIGNMENT = 32
 _U32, _F32, _STRING = 4, 6, 8  # GGUF value types
-_TENSOR_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
+_TENSOR_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 30}
 
-Pair = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]  # A: (rank, n_in), B: (n_out, rank); float16 or float32
+# A: (rank, n_in), B: (n_out, rank); float32, float16, or uint16 for the bits of bfloat16
+Pair = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 
 
 def _string(text: str) -> bytes:
@@ -32,14 +38,20 @@ def _aligned(n: int) -> int:
     return (n + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
 
 
-def write_lora(path: Path, architecture: str, alpha: float, matrices: Mapping[str, Pair]) -> None:
-    """matrices: base tensor name -> (A, B). `alpha` as llama.cpp reads it: scale = alpha / rank of each matrix."""
+def write_lora(
+    path: Path, architecture: str, alpha: float, matrices: Mapping[str, Pair], extra: Mapping[str, str | int] | None = None
+) -> None:
+    """matrices: base tensor name -> (A, B). `alpha` as llama.cpp reads it: scale = alpha / rank of each matrix.
+
+    `extra`: further metadata, texts and 32-bit numbers. OSError when it cannot be written; then nothing is left behind.
+    """
     keys = [
         _key("general.type", _STRING, _string("adapter")),
         _key("general.architecture", _STRING, _string(architecture)),
         _key("adapter.type", _STRING, _string("lora")),
         _key("adapter.lora.alpha", _F32, struct.pack("<f", alpha)),
         _key("general.alignment", _U32, struct.pack("<I", _ALIGNMENT)),
+        *(_extra(name, value) for name, value in (extra or {}).items()),
     ]
     tensors = [(f"{name}.lora_{half}", array) for name, pair in matrices.items() for half, array in zip("ab", pair, strict=True)]
     head, offset = [], 0
@@ -48,10 +60,27 @@ def write_lora(path: Path, architecture: str, alpha: float, matrices: Mapping[st
         head.append(_string(name) + struct.pack("<IQQIQ", 2, columns, rows, _TENSOR_TYPES[array.dtype], offset))
         offset += _aligned(array.nbytes)
     header = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(keys)) + b"".join(keys) + b"".join(head)
-    with path.open("wb") as file:
+    with _whole(path) as file:
         file.write(header.ljust(_aligned(len(header)), b"\0"))
         for _, array in tensors:
             file.write(np.ascontiguousarray(array).tobytes().ljust(_aligned(array.nbytes), b"\0"))
+
+
+def _extra(name: str, value: str | int) -> bytes:
+    return _key(name, _STRING, _string(value)) if isinstance(value, str) else _key(name, _U32, struct.pack("<I", value))
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its place at the end, if all went well."""
+    beside = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with beside.open("xb") as file:
+            yield file
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def zero_pairs(shapes: Mapping[str, tuple[int, int]]) -> dict[str, Pair]:

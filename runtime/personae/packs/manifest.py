@@ -10,27 +10,42 @@ Rules that always hold
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from types import MappingProxyType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from personae import patterns
 from personae.packs.character import PackProblem, Severity
+from personae.packs.mistakes import MAX_PROBLEMS, unknown_keys, validated
+from personae.types import MAX_VOICE_PARTS
 
 FILE = "character.toml"
 VERSION = 1
 MAX_BYTES = 256 * 1024
 # tomllib takes time that grows with the square of a dotted key's parts: 17 s for one of 32 768 (measured on Python 3.11).
 MAX_DOTS_IN_LINE = 100
-MAX_PROBLEMS = 50  # listed for one pack; the others come to light when these are put right
+MAX_LORE_FILES = 16
+MAX_LORE_FILE_BYTES = 1024 * 1024
+MAX_LORE = 1024  # entries of a pack, those of its files included
+MAX_REGEX_KEYS = 256  # of a pack: each may hold patterns.MAX_MEMORY while it is matched
 
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -47,38 +62,97 @@ def _on_one_line(text: str) -> str:
     return text
 
 
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("should hold more than blanks")
+    return text
+
+
+def _sha256(text: str) -> str:
+    if text and not _SHA256.fullmatch(text):
+        raise ValueError("should be a SHA-256: 64 digits from 0 to 9 and a to f")
+    return text.lower()
+
+
+def _in_a_list(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+class OneOrMany:
+    """Says in the JSON Schema that one table may stand for a list of one."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        many = handler(core)
+        return {"anyOf": [many["items"], many]}
+
+
 Prose = Annotated[str, StringConstraints(strip_whitespace=True), AfterValidator(_readable)]
 Name = Annotated[Prose, AfterValidator(_on_one_line)]
 Exact = Annotated[str, AfterValidator(_readable)]  # blanks at the ends count
+Key = Annotated[Exact, Field(min_length=1, max_length=patterns.MAX_CHARS), AfterValidator(_not_blank)]
+FileName = Annotated[Exact, Field(min_length=1, max_length=255)]
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Example(_Table):
+class Example(Table):
     """How the character talks, shown rather than told. Two or three are enough."""
 
     player: Prose = Field(min_length=1, max_length=2000, description="What the player says.")
     reply: Prose = Field(min_length=1, max_length=2000, description="What the character answers, in its own voice.")
 
 
-class Lore(_Table):
+class Lore(Table):
     """What the character knows of its world, one thing an entry: what does not fit into a short context goes entry by entry."""
 
     name: Name = Field(default="", max_length=80, description="Label, for people and for the list of what was left out.")
     text: Prose = Field(min_length=1, max_length=4000, description="What the character knows, word for word as in the prompt.")
     priority: int = Field(default=0, ge=-100, le=100, description="Higher stays longer when the context is short.")
+    keys: list[Key] = Field(default=[], max_length=64, description="Words that call it to mind, any of them; left out, it is always known.")
+    secondary: list[Key] = Field(default=[], max_length=64, description="If there are any, one of these has to be there beside a key.")
+    constant: bool = Field(default=False, description="Always known, whatever its keys.")
+    order: int = Field(
+        default=0, ge=-1_000_000, le=1_000_000, description="Lower stands earlier in the prompt; those with the same stay in your order."
+    )
+    regex: bool = Field(
+        default=False, description="Keys are regular expressions (RE2: without look-around and back-references), not words."
+    )
+    case_sensitive: bool = Field(default=False, description="Keys tell capital letters from small ones.")
+    enabled: bool = Field(default=True, description="`false` keeps the entry and does not use it.")
 
 
-class Adapter(_Table):
-    """The LoRA adapter that gives the character its voice. Leave the table out for a voice made by the persona alone."""
+class LoreFile(Table):
+    """More lore, in a file of its own."""
 
-    file: Exact = Field(min_length=1, max_length=255, description="GGUF file inside the pack, with `/` between folders.")
+    lore: list[Lore] = Field(default=[], max_length=MAX_LORE)
+
+
+class LoreRules(Table):
+    """How lore comes to mind."""
+
+    tokens: int | None = Field(
+        default=None, ge=16, le=1_048_576, description="The most that all of it may take of a prompt. Left out: a fifth of the room."
+    )
+    scan_lines: int = Field(default=4, ge=1, le=64, description="Lines of the talk, from the newest, that are looked through for keys.")
+    recursion: int = Field(default=1, ge=0, le=8, description="How often lore that came to mind may bring other lore along; 0 is never.")
+
+
+class Adapter(Table):
+    """The LoRA adapter that gives the character its voice. Leave the table out for a voice made by the persona alone.
+
+    Several, each in an `[[adapter]]`, are added up.
+    """
+
+    file: FileName = Field(description="GGUF file inside the pack, with `/` between folders.")
     scale: float = Field(default=1.0, gt=0, le=4, description="Strength of the voice; multiplies alpha / rank.")
 
 
-class Sampling(_Table):
+Adapters = Annotated[list[Adapter], Field(max_length=MAX_VOICE_PARTS), BeforeValidator(_in_a_list), OneOrMany()]
+
+
+class Sampling(Table):
     """How the next word is drawn. What is left out is up to the service.
 
     No grammar and no logit bias: token ids belong to one model, and a grammar of a hundred optional letters holds a step for seconds.
@@ -99,7 +173,26 @@ class Sampling(_Table):
     seed: int | None = Field(default=None, ge=0, le=2**32 - 1, description="The same seed and prompt give the same reply.")
 
 
-class TurnLimits(_Table):
+class Mood(Table):
+    """Another way to speak, which a game may ask for turn by turn. What it leaves out is as always."""
+
+    name: Annotated[Name, Field(min_length=1)] = Field(max_length=80, description="What a game asks for; no two moods of one name.")
+    style: Prose | None = Field(default=None, max_length=4000, description="How the character speaks now, in place of `style`.")
+    adapter: Adapters | None = Field(default=None, description="In place of the character's; an empty list is the base model alone.")
+    sampling: Sampling = Field(default=Sampling(), description="Laid over the character's, key by key.")
+
+
+class Base(Table):
+    """The base model that the adapters were made for. Another shape is refused, another hash is warned of."""
+
+    architecture: Name = Field(default="", max_length=80, description="As its GGUF says it: `llama`, `qwen2`, ...")
+    name: Name = Field(default="", max_length=200, description="For people.")
+    hash: Annotated[str, AfterValidator(_sha256)] = Field(default="", max_length=64, description="SHA-256 of its GGUF file, in hex.")
+    n_layers: int = Field(default=0, ge=0, le=10_000, description="Blocks; 0 is not said.")
+    n_embd: int = Field(default=0, ge=0, le=1_000_000, description="Width of an embedding; 0 is not said.")
+
+
+class TurnLimits(Table):
     """What one reply may use at the most."""
 
     max_tokens: int | None = Field(default=None, ge=1, le=4096, description="Tokens of a reply; about 4 for 3 English words.")
@@ -109,7 +202,7 @@ class TurnLimits(_Table):
     )
 
 
-class Manifest(_Table):
+class Manifest(Table):
     """One character."""
 
     manifest: int = Field(default=VERSION, ge=1, description="Version of this form.")
@@ -119,6 +212,9 @@ class Manifest(_Table):
     )
     style: Prose = Field(default="", max_length=4000, description="How the character speaks.")
     greeting: Prose = Field(default="", max_length=2000, description="First line, spoken before the player says anything.")
+    greetings: list[Annotated[Prose, Field(min_length=1, max_length=2000)]] = Field(
+        default=[], max_length=64, description="Other first lines, for a game to choose from."
+    )
     fallback: list[Annotated[Prose, Field(min_length=1, max_length=300)]] = Field(
         default=[], max_length=16, description="What the character says when its reply would come too late; one is picked in turn."
     )
@@ -131,17 +227,24 @@ class Manifest(_Table):
         default="", max_length=200, validation_alias=AliasChoices("licence", "license"), description="What others may do with it."
     )
     tags: list[Annotated[Prose, Field(min_length=1, max_length=40)]] = Field(default=[], max_length=32, description="For sorting.")
+    portrait: Exact = Field(default="", max_length=255, description="Image inside the pack: PNG, JPEG or WebP, up to 8 MiB.")
+    lore_files: list[FileName] = Field(
+        default=[], max_length=MAX_LORE_FILES, description="TOML files inside the pack that hold more `[[lore]]`."
+    )
     examples: list[Example] = Field(default=[], max_length=32)
     lore: list[Lore] = Field(default=[], max_length=256)
-    adapter: Adapter | None = None
+    lore_rules: LoreRules = LoreRules()
+    adapter: Adapters = []
+    moods: list[Mood] = Field(default=[], max_length=32)
+    base: Base = Base()
     sampling: Sampling = Sampling()
     limits: TurnLimits = TurnLimits()
 
 
-def decode(content: bytes) -> dict[str, Any]:
+def decode(content: bytes, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """A manifest's bytes as TOML. ValueError in words for its writer; always UTF-8, with or without a byte order mark."""
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"has {len(content)} bytes, more than {MAX_BYTES}")
+    if len(content) > most_bytes:
+        raise ValueError(f"has {len(content)} bytes, more than {most_bytes}")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
@@ -159,15 +262,22 @@ def decode(content: bytes) -> dict[str, Any]:
 
 def check(pack: str, table: Mapping[str, Any]) -> tuple[Manifest | None, list[PackProblem]]:
     """The manifest, or None when it has errors, and everything there is to say about it."""
-    problems = list(islice(_warnings(pack, table), MAX_PROBLEMS))
-    try:
-        return Manifest.model_validate(table), problems
-    except ValidationError as fault:
-        errors = [_explained(pack, error) for error in fault.errors(include_url=False)]
-        return None, (errors + problems)[:MAX_PROBLEMS]
+    manifest, errors = validated(Manifest, table, pack, FILE)
+    errors += [*_moods_of_one_name(pack, table), *_unusable_keys(pack, FILE, table)]
+    warnings = [*islice(_warnings(pack, table), MAX_PROBLEMS)]
+    return (None if errors else manifest), (errors + warnings)[:MAX_PROBLEMS]
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------------
+def check_lore(pack: str, file: str, table: Mapping[str, Any]) -> tuple[LoreFile | None, list[PackProblem]]:
+    """The same for a file of `lore_files`."""
+    found, errors = validated(LoreFile, table, pack, file)
+    errors += _unusable_keys(pack, file, table)
+    warnings = [*islice(unknown_keys(LoreFile, table, pack, file), MAX_PROBLEMS)]
+    return (None if errors else found), (errors + warnings)[:MAX_PROBLEMS]
+
+
+# --- what the models cannot say -----------------------------------------------------------------------------------
+# Read from the table as it was written, so that it is told together with all else.
 
 
 def _warnings(pack: str, table: Mapping[str, Any]) -> Iterator[PackProblem]:
@@ -178,79 +288,47 @@ def _warnings(pack: str, table: Mapping[str, Any]) -> Iterator[PackProblem]:
     if not table.get("name"):
         problem = "is missing: the character is called after its folder."
         yield PackProblem(pack, FILE, "name", problem, 'Add name = "..." at the top.', Severity.WARNING)
-    for where, key, known in _unknown(Manifest, table, ""):
-        yield _unknown_key(pack, where, key, known)
+    yield from unknown_keys(Manifest, table, pack, FILE)
 
 
-def _unknown(model: type[BaseModel], table: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, list[str]]]:
-    """(path, key, keys that would be known there) of each key without a field, in tables and lists of tables below too."""
-    fields = known_keys(model)
-    for key, value in table.items():
-        if key not in fields:
-            yield where + key[:60], key, list(fields)
-        elif inner := inner_model(fields[key]):
-            for path, part in _parts(where + key, value):
-                yield from _unknown(inner, part, path + ".")
+def _moods_of_one_name(pack: str, table: Mapping[str, Any]) -> Iterator[PackProblem]:
+    names = [(place, name.strip()) for place, mood in tables_in(table, "moods") if isinstance(name := mood.get("name"), str)]
+    seen = Counter[str]()
+    for place, name in names:
+        seen[name.casefold()] += 1
+        if seen[name.casefold()] == 2:
+            yield PackProblem(
+                pack, FILE, f"{place}.name", f"is the name of another mood too: {name[:80]!r}.", "Give each a name of its own."
+            )
 
 
-def _parts(path: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _unusable_keys(pack: str, file: str, table: Mapping[str, Any]) -> list[PackProblem]:
+    """Of entries with `regex`: keys that are no regular expression. Only as many are looked at as a pack may have."""
+    problems = []
+    for field, key, case_sensitive in islice(_regex_keys(table), MAX_REGEX_KEYS + 1):
+        try:
+            patterns.compiled(key, case_sensitive=case_sensitive)
+        except ValueError as fault:
+            remedy = "Write it as RE2 understands it, or set regex = false to look for the words."
+            problems.append(PackProblem(pack, file, field, f"{key[:80]!r} {fault}.", remedy))
+    return problems
+
+
+def _regex_keys(table: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """(field, key, whether it is case-sensitive), those that are texts of a length that the form allows."""
+    for place, entry in tables_in(table, "lore"):
+        if entry.get("regex") is True:
+            for which in ("keys", "secondary"):
+                keys = entry.get(which)
+                for number, key in enumerate(keys if isinstance(keys, list) else (), start=1):
+                    if isinstance(key, str) and 0 < len(key) <= patterns.MAX_CHARS:
+                        yield f"{place}.{which}[{number}]", key, entry.get("case_sensitive") is True
+
+
+def tables_in(table: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(place, table) of each that stands under a key, alone or in a list, in a table that nobody has checked."""
+    value = table.get(key)
     if isinstance(value, dict):
-        yield path, value
+        yield key, value
     elif isinstance(value, list):
-        yield from ((f"{path}[{number}]", part) for number, part in enumerate(value, start=1) if isinstance(part, dict))
-
-
-def known_keys(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    """Every spelling of every field, in order."""
-    found: dict[str, FieldInfo] = {}
-    for name, field in model.model_fields.items():
-        alias = field.validation_alias
-        names = [str(choice) for choice in alias.choices] if isinstance(alias, AliasChoices) else [name]
-        found.update(dict.fromkeys(names, field))
-    return MappingProxyType(found)
-
-
-def inner_model(field: FieldInfo) -> type[BaseModel] | None:
-    """The table that a field holds, or holds a list of; None for plain values."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
-
-
-def _unknown_key(pack: str, where: str, key: str, known: list[str]) -> PackProblem:
-    near = difflib.get_close_matches(key[:40].lower(), known, n=1)
-    remedy = f"Did you mean '{near[0]}'?" if near else "Remove it, or look for its right place in the manifest reference."
-    return PackProblem(pack, FILE, where, "is not known here: it is kept and has no effect.", remedy, Severity.WARNING)
-
-
-def _explained(pack: str, error: ErrorDetails) -> PackProblem:
-    path = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
-    if error["type"] == "missing":
-        return PackProblem(pack, FILE, path, "is missing.", _remedy(error["loc"]))
-    if error["type"] == "string_too_short":
-        return PackProblem(pack, FILE, path, "is empty.", _remedy(error["loc"]))
-    if error["type"] in ("model_type", "model_attributes_type"):
-        return PackProblem(pack, FILE, path, "should be a table.", _remedy(error["loc"]))
-    message = re.sub(r"^(Input|String|List|Value error,) | after validation", "", error["msg"])
-    return PackProblem(pack, FILE, path, f"{message}{_given(error['input'])}.", _remedy(error["loc"]))
-
-
-def _given(value: object) -> str:
-    """The value itself, where it is short enough to help."""
-    if isinstance(value, bool | int | float):
-        return f", and is {str(value).lower() if isinstance(value, bool) else value}"
-    if isinstance(value, str) and 0 < len(value) <= 40:
-        return f", and is {value!r}"
-    return ""
-
-
-def _remedy(loc: tuple[int | str, ...]) -> str:
-    """What the reference says of the field an error is at."""
-    model: type[BaseModel] | None = Manifest
-    text = ""
-    for part in loc:
-        if isinstance(part, str) and model is not None and (field := known_keys(model).get(part)):
-            model = inner_model(field)
-            text = field.description or (model.__doc__ if model else "") or text
-    return text
+        yield from ((f"{key}[{number}]", part) for number, part in enumerate(value, start=1) if isinstance(part, dict))

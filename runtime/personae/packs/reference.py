@@ -15,7 +15,8 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from personae.packs.manifest import Manifest, Sampling, TurnLimits, inner_model, known_keys
+from personae.packs.manifest import Manifest, OneOrMany, Sampling, TurnLimits
+from personae.packs.mistakes import inner_model, known_keys
 from personae.types import Limits, SamplingParams
 
 BEGIN = "<!-- manifest reference: made by `python -m personae.packs.reference characters/README.md` -->"
@@ -42,19 +43,26 @@ def insert(text: str) -> str:
 def _lines() -> Iterator[str]:
     yield from _table("### Top level", Manifest)
     for name, field in Manifest.model_fields.items():
-        if inner := inner_model(field):
-            many = str(field.annotation).startswith("list")
+        if inner := inner_model(field.annotation):
             yield ""
-            yield from _table(f"### `[[{name}]]`, up to {_most(field)}" if many else f"### `[{name}]`", inner)
+            yield from _table(f"### {_heading(name, field)}", inner)
+
+
+def _heading(name: str, field: FieldInfo) -> str:
+    if any(isinstance(part, OneOrMany) for part in field.metadata):
+        return f"`[{name}]`, or up to {_most(field)} `[[{name}]]`"
+    return f"`[[{name}]]`, up to {_most(field)}" if str(field.annotation).startswith("list") else f"`[{name}]`"
 
 
 def _table(title: str, model: type[BaseModel]) -> Iterator[str]:
     yield from (title, "", " ".join((model.__doc__ or "").split()), "")
     yield from ("| key | what | left out | meaning |", "|---|---|---|---|")
     for name, field in model.model_fields.items():
-        if not inner_model(field):
+        if not inner_model(field.annotation):
             spelled = " or ".join(f"`{key}`" for key, known in known_keys(model).items() if known is field)
             yield f"| {spelled} | {_kind(field)}{_range(field)} | {_default(model, name, field)} | {field.description} |"
+        elif model is not Manifest:  # whose tables come one by one
+            yield f"| `{name}` | as `[{name}]` above or below | as always | {field.description} |"
 
 
 def _kind(field: FieldInfo) -> str:
@@ -79,7 +87,11 @@ def _default(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     if field.is_required():
         return "refused"
     value = getattr(_DEFAULTS[model], name) if model in _DEFAULTS else field.default
-    return "none" if value in (None, "", []) or _is_below_range(value, field) else f"{value}"
+    return "none" if value in (None, "", []) or _is_below_range(value, field) else _in_toml(value)
+
+
+def _in_toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _is_below_range(value: object, field: FieldInfo) -> bool:
