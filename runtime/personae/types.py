@@ -1,4 +1,4 @@
-"""The words every floor shares: ids, sampling settings, why a turn ended, what it cost. Frozen, slotted, and no behaviour but `voice_of`."""
+"""The words every floor shares: ids, sampling settings, why a turn ended, what it cost. Frozen, slotted; no behaviour but `voice_of`."""
 
 from __future__ import annotations
 

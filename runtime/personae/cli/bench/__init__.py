@@ -27,6 +27,7 @@ BENCHMARKS = {
     "adapter": "loading, replacing and freeing adapters while others speak",
     "formats": "number formats of the base, flash attention, threads, and what they do to the voices",
     "crowd": "a player's first token while none, some and all of the others speak, and waits when one adapter is in demand",
+    "packs": "200 packs at start, one dropped into a running game, and more voices than there is memory for",
     "reuse": "what is not computed again on a second turn, without a slot, and for another NPC of a pack",
     "peer": "side by side with a llama-server",
     "soak": "a thousand NPCs, clients with bad manners and an engine that is killed: whether all stays right",

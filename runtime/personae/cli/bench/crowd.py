@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,21 +27,20 @@ from typing import Any
 from personae.cli.bench.figures import median, paired_ratio, percentile, rounded
 from personae.cli.bench.house import SAMPLING, House, write_pack
 from personae.cli.bench.options import add_count, add_format, add_serving_threads, whole
+from personae.cli.bench.pour import Waits, pour
 from personae.cli.bench.stage import Stage, model_file, scratch_folder
 from personae.cli.models import AUTO
 from personae.engine.settings import EngineSettings
 from personae.engine.threads import physical_cores
-from personae_client import Client, Done, Npc, Stream
+from personae_client import Client, Npc, Stream
 
 N_CTX = 1024
 PERSONA = "You are a teller of long tales in the tavern of the old town, and you never come to an end."
 LINE = "Tell me more of the road to the north, friend."
 PLAYERS_TOKENS = 8  # of the replies to the player: their length is not measured
-POUR_TOKENS = 8  # of the replies while one adapter is in demand
 SETTLE_S = 0.3  # that a crowd speaks before a line is said
 MOST_TRIES = 5  # for one line, when somebody of the crowd falls silent in it
 FOREVER_S = 600.0
-PAUSE_S = 0.01
 KNOWN, NEW = "known", "new"
 
 
@@ -69,11 +67,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             rounds = [play.round(number) for number in range(1, args.rounds + 1)]
             after = house.client.stats()
             play.crowd.resize(0)
-            waits = pour(house.client, args)
+            waits = one_in_demand(house.client, args)
             return (
                 _waited(rounds, args.slots)
                 | _steps(before, after, args.step_ms)
-                | _demand(waits)
+                | waits.report()
                 | _setting(args, after)
                 | {"thin_crowds": play.n_thin}
             )
@@ -179,36 +177,9 @@ def sizes(slots: int) -> list[int]:
 # --- one adapter in demand --------------------------------------------------------------------------------------------
 
 
-def pour(client: Client, args: argparse.Namespace) -> Mapping[str, Sequence[float]]:
-    """Ms that turns waited for a slot, by adapter. What was asked in the first fifth of it is left out: the line still grew."""
+def one_in_demand(client: Client, args: argparse.Namespace) -> Waits:
     npcs = [client.spawn(_teller(0 if i % 2 else 1 + (i // 2) % max(1, args.slots - 1))) for i in range(2 * args.slots)]
-    waits: dict[str, list[float]] = defaultdict(list)
-    started = time.perf_counter()
-    asked: dict[Stream, float] = {}
-    streams = [_pour(npc) for npc in npcs]
-    asked.update(dict.fromkeys(streams, 0.0))
-    while (now := time.perf_counter() - started) < args.pour_s:
-        for i, done in _ended(streams):
-            if asked[streams[i]] >= args.pour_s / 5:
-                waits[done.adapter or ""].append(done.timing.queued_ms)
-            streams[i] = _pour(npcs[i])
-            asked[streams[i]] = now
-        time.sleep(PAUSE_S)
-    for stream in streams:
-        stream.cancel()
-    for npc in npcs:
-        npc.despawn()
-    return waits
-
-
-def _pour(npc: Npc) -> Stream:
-    return npc.say(LINE, priority="ambient", max_tokens=POUR_TOKENS, max_seconds=FOREVER_S, sampling=SAMPLING)
-
-
-def _ended(streams: Sequence[Stream]) -> Iterator[tuple[int, Done]]:
-    for i, stream in enumerate(streams):
-        if stream.is_over:
-            yield i, stream.wait()
+    return pour(npcs, LINE, args.pour_s)
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
@@ -239,19 +210,6 @@ def _steps(before: dict[str, Any], after: dict[str, Any], step_ms: int) -> dict[
         "step_over_target_p99": rounded(percentile(each, 0.99) / step_ms),
         "steps": len(each),
         "step_ms": step_ms,
-    }
-
-
-def _demand(waits: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    means = [sum(of_adapter) / len(of_adapter) for of_adapter in waits.values()]
-    if not means:
-        return {"max_wait_over_mean": None, "mean_wait_ms": None, "waits": 0, "adapters_that_waited": 0}
-    mean = sum(means) / len(means)
-    return {
-        "max_wait_over_mean": rounded(max(means) / mean) if mean else 1.0,
-        "mean_wait_ms": rounded(mean),
-        "waits": sum(len(of_adapter) for of_adapter in waits.values()),
-        "adapters_that_waited": len(waits),
     }
 
 

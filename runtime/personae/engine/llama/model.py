@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ _HASH_CHUNK = 1 << 20
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of the content, hex. About a second a gigabyte."""
+    """SHA-256 of the content, hex. About a second a gigabyte, once for each version of a file."""
+    seen = path.stat()
+    return _hash_as_of(path, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
+
+
+@lru_cache(maxsize=16)
+def _hash_as_of(path: Path, version: tuple[int, ...]) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_HASH_CHUNK):

@@ -34,9 +34,9 @@ from personae.cli.models import AUTO, FAKE
 from personae.cli.rerun import Broken, Rerun
 from personae.config import ServiceConfig
 from personae.engine.factory import make_vocabulary
-from personae.engine.llama.lora_file import random_pairs, write_lora
 from personae.engine.settings import EngineSettings
 from personae.engine.threads import physical_cores
+from personae.packs.lora_writer import random_pairs, write_lora
 
 PLAYERS = 8
 PHASES = 2  # the service is started again after each
