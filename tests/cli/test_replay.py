@@ -46,11 +46,11 @@ class Recorded(Stage):
 def play(path: Path, seed: int = 1) -> Recorded:
     """NPCs with and without adapters, more of them than slots, some of them cancelled, and an engine that dies."""
     random = Random(seed)
-    stage = Recorded(path, n_slots=2, n_ctx=200, end_every=7, max_adapters=2, max_waiting=4)
+    stage = Recorded(path, n_slots=2, n_ctx=200, end_every=7, max_adapters=2, adapter_ram=1500, max_waiting=4)
     for i in range(60):
-        adapter = random.choice((None, "one", "two", "three", BAD))
+        voice = random.choice((None, "one", "two", ("two", "three"), ("one", BAD), BAD))
         prompt = tuple(random.choices(range(1, 400), k=random.randint(4, 60)))
-        turn = stage.ask(f"npc{random.randrange(5)}", prompt, adapter, max_tokens=6, tail=(3, 4))
+        turn = stage.ask(f"npc{random.randrange(5)}", prompt, voice, max_tokens=6, tail=(3, 4))
         for _ in range(random.randrange(6)):
             if stage.can_step:
                 stage.step()

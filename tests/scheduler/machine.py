@@ -14,6 +14,7 @@ from personae.scheduler.sequence import Place, Sequence
 from personae.scheduler.settings import SchedulerConfig
 from personae.types import (
     AdapterKey,
+    AdapterSource,
     AdapterUse,
     KvSource,
     Limits,
@@ -81,15 +82,15 @@ class Play:
     ) -> Sequence:
         """A turn that has a slot at once."""
         self._n_asked += 1
-        use = AdapterUse(AdapterKey(adapter)) if adapter else None
+        voice = (AdapterUse(AdapterKey(adapter)),) if adapter else ()
         turn = Sequence(
             TurnAsked(
                 self.now_ms,
                 TurnId(self._n_asked),
                 NpcId(f"npc{self._n_asked}"),
                 tuple(range(n_prompt)),
-                use,
-                "",
+                voice,
+                tuple(AdapterSource(use.key, "a.gguf") for use in voice),
                 SamplingParams(),
                 ReplyRules(),
                 Limits(max_tokens),
@@ -99,7 +100,7 @@ class Play:
             self._n_asked,
         )
         slot = next(slot for slot in range(1000) if all(other.place and other.place.slot != slot for other in self.busy))
-        turn.begin(Place(Slot(slot), turn.npc, adapter=use, turn=turn), 0, KvSource.NONE, self.now_ms)
+        turn.begin(Place(Slot(slot), turn.npc, voice=voice, turn=turn), 0, KvSource.NONE, self.now_ms)
         self.busy = sorted([*self.busy, turn], key=lambda turn: turn.place.slot if turn.place else 0)
         return turn
 

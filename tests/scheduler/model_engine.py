@@ -1,6 +1,6 @@
 """A deterministic engine that works off orders faithfully, and objects to any order that a real one could not obey.
 
-It keeps the true KV of each slot and stash, every token with the adapter that made it. A reply is a function of the KV alone, so a slot
+It keeps the true KV of each slot and stash, every token with the voice that made it. A reply is a function of the KV alone, so a slot
 whose KV is not what the scheduler believes says something else than `fresh_reply`.
 """
 
@@ -42,18 +42,19 @@ from personae.engine.batch import (
     WriteKv,
 )
 from personae.scheduler.events import TurnAsked
-from personae.types import AdapterKey, AdapterUse, FinishReason, MixMode, Piece, Stash, TurnId
+from personae.types import AdapterKey, FinishReason, MixMode, Piece, Stash, TurnId, Voice
 
 MASK = (1 << 40) - 1
+ADAPTER_BYTES = 1000
 
 
 @cache
-def salt(adapter: AdapterUse | None) -> int:
-    return crc32(repr(adapter).encode())
+def salt(voice: Voice) -> int:
+    return crc32(repr(voice).encode())
 
 
-def rolled(state: int, token: int, adapter: AdapterUse | None) -> int:
-    return (state * 1_000_003 + token * 31 + salt(adapter)) & MASK
+def rolled(state: int, token: int, voice: Voice) -> int:
+    return (state * 1_000_003 + token * 31 + salt(voice)) & MASK
 
 
 def drawn_from(state: int) -> int:
@@ -70,7 +71,7 @@ def fresh_reply(asked: TurnAsked, n_ctx: int, end_every: int) -> tuple[tuple[int
     if not asked.draws:
         return (), FinishReason.WARM
     for token in asked.prompt:
-        state = rolled(state, token, asked.adapter)
+        state = rolled(state, token, asked.voice)
     reply: list[int] = []
     while True:
         token = drawn_from(state)
@@ -81,18 +82,18 @@ def fresh_reply(asked: TurnAsked, n_ctx: int, end_every: int) -> tuple[tuple[int
             return tuple(reply), FinishReason.LENGTH
         if len(asked.prompt) + len(reply) > min(n_ctx, asked.limits.max_kv or n_ctx):
             return tuple(reply), FinishReason.CONTEXT
-        state = rolled(state, token, asked.adapter)
+        state = rolled(state, token, asked.voice)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     token: int
-    adapter: AdapterUse | None
+    voice: Voice
     state: int
 
 
 @dataclass
-class Voice:
+class Speaker:
     order: BeginTurn
     slot: int | None  # None: paused
     fed: list[int]  # all that was ever in its KV
@@ -108,7 +109,7 @@ class Voice:
 @dataclass(frozen=True)
 class KvFile:
     cells: tuple[Cell, ...]
-    adapter: AdapterUse | None
+    voice: Voice
 
 
 @dataclass
@@ -122,6 +123,7 @@ class ModelEngine:
     token_bytes: int = 10  # of a token in a stash; a stash has some bytes besides
     tells_bytes: bool = True  # when it starts
     bad_keys: set[AdapterKey] = field(default_factory=set)
+    sizes: dict[AdapterKey, int] = field(default_factory=dict)  # bytes of an adapter; ADAPTER_BYTES where nothing is said
     bad_begins: set[TurnId] = field(default_factory=set)  # their BeginTurn faults, as one with a bad grammar does
     bad_draws: set[TurnId] = field(default_factory=set)  # their next draw faults
     bad_slots: set[int] = field(default_factory=set)  # they cannot be extended
@@ -133,14 +135,14 @@ class ModelEngine:
     def __post_init__(self) -> None:
         self.kv: list[list[Cell]] = [[] for _ in range(self.n_slots)]
         self.stashes: dict[Stash, tuple[Cell, ...]] = {}
-        self.voices: dict[TurnId, Voice] = {}
+        self.speakers: dict[TurnId, Speaker] = {}
         self.resident: set[AdapterKey] = set()
         self.loading: deque[LoadAdapter] = deque()
         self.steps: deque[StepDone] = deque()  # not delivered yet; at most one
         self.faults: deque[TurnFaulted] = deque()  # of begins; not delivered yet
         self.moved: deque[SlotStashed | TurnRefilled] = deque()  # not delivered yet
         self.filed: deque[KvWritten | KvRead] = deque()  # not delivered yet; a thread of its own tells them, whenever it is ready
-        self.uses: dict[int, AdapterUse | None] = {}  # slot -> the adapter it is bound to
+        self.uses: dict[int, Voice] = {}  # slot -> the voice it is bound to
         self.tainted_stashes: set[Stash] = set()
         self.failed_stashes: set[Stash] = set()
         self.tainted: set[int] = set()  # slots that hold other than the scheduler can know of: after a fault, or a stash that failed
@@ -173,7 +175,7 @@ class ModelEngine:
         if key in self.bad_keys:
             return AdapterRefused(key, "adapter_shape", f"Adapter {key} does not fit.", "Train it on this base.")
         self.resident.add(key)
-        return AdapterLoaded(key, 1000, 8, 1.0)
+        return AdapterLoaded(key, self.sizes.get(key, ADAPTER_BYTES), 8, 1.0)
 
     def _load(self, order: LoadAdapter) -> None:
         assert order.path == f"{order.key}.gguf"
@@ -184,68 +186,68 @@ class ModelEngine:
 
     def _free(self, order: FreeAdapter) -> None:
         assert order.key in self.resident, "freed and not there"
-        users = [turn for turn, voice in self.voices.items() if voice.slot is not None and _key(voice) == order.key]
+        users = [turn for turn, speaker in self.speakers.items() if speaker.slot is not None and order.key in _keys(speaker.order.voice)]
         assert not users, f"freed while {users} speak with it"
         self.resident.remove(order.key)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def _begin(self, order: BeginTurn) -> None:
-        assert order.turn not in self.voices, "begun twice"
+        assert order.turn not in self.speakers, "begun twice"
         if order.turn in self.bad_begins:
-            self._check_seat(order, order.adapter)
+            self._check_seat(order, order.voice)
             self.tainted.add(order.slot)
             self.faults.append(TurnFaulted(order.turn, "bad_grammar", "The grammar does not compile.", "Mend it."))
             return
-        self._seat(order, order.adapter)
-        self.voices[order.turn] = Voice(order, order.slot, list(order.history))
+        self._seat(order, order.voice)
+        self.speakers[order.turn] = Speaker(order, order.slot, list(order.history))
 
     def _resume(self, order: ResumeTurn) -> None:
-        voice = self.voices[order.turn]
-        assert voice.slot is None, "resumed and not paused"
-        assert list(order.history[: len(voice.fed)]) == voice.fed[: order.keep], "resumed with other tokens than it had"
-        self._seat(order, voice.order.adapter)
-        voice.fed += order.history[len(voice.fed) :]
-        voice.slot = order.slot
+        speaker = self.speakers[order.turn]
+        assert speaker.slot is None, "resumed and not paused"
+        assert list(order.history[: len(speaker.fed)]) == speaker.fed[: order.keep], "resumed with other tokens than it had"
+        self._seat(order, speaker.order.voice)
+        speaker.fed += order.history[len(speaker.fed) :]
+        speaker.slot = order.slot
 
-    def _seat(self, order: BeginTurn | ResumeTurn, adapter: AdapterUse | None) -> None:
-        self._check_seat(order, adapter)
+    def _seat(self, order: BeginTurn | ResumeTurn, voice: Voice) -> None:
+        self._check_seat(order, voice)
         cells = self.kv[order.slot]
         n_found = min(order.keep, len(cells))
         if n_found < len(cells) and not self.can_cut:
             n_found = 0
         del cells[n_found:]
-        self.uses[order.slot] = adapter
+        self.uses[order.slot] = voice
         for token in order.history[n_found:]:
-            self._feed(order.slot, adapter, token)
+            self._feed(order.slot, voice, token)
         if n_found < order.keep:
             self.moved.append(TurnRefilled(order.turn, order.keep - n_found))
         self.tainted.discard(order.slot)
 
-    def _check_seat(self, order: BeginTurn | ResumeTurn, adapter: AdapterUse | None) -> None:
+    def _check_seat(self, order: BeginTurn | ResumeTurn, voice: Voice) -> None:
         cells = self.kv[order.slot]
         assert not self.steps, "begun while a step is under way"
         self._check_free(order.slot)
-        assert adapter is None or adapter.key in self.resident, "its adapter is not resident"
+        assert _keys(voice) <= self.resident, "its voice is not all resident"
         assert len(order.history) == order.keep, "keeps tokens that it does not name"
         if order.slot not in self.tainted:
             assert order.keep <= len(cells), "keeps more than there is"
             assert self.can_cut or order.keep in (0, len(cells)), "cuts what cannot be cut"
         kept = cells[: order.keep]
         assert tuple(cell.token for cell in kept) == order.history[: len(kept)], "keeps other tokens than its prompt's"
-        assert all(cell.adapter == adapter for cell in kept), "keeps KV of another adapter"
+        assert all(cell.voice == voice for cell in kept), "keeps KV of another voice"
 
     def _check_free(self, slot: int) -> None:
-        users = [turn for turn, voice in self.voices.items() if voice.slot == slot]
+        users = [turn for turn, speaker in self.speakers.items() if speaker.slot == slot]
         assert not users, f"slot {slot} is taken by {users}"
 
     def _drop(self, order: DropTurn) -> None:
-        self.voices.pop(order.turn, None)
+        self.speakers.pop(order.turn, None)
 
     def _pause(self, order: PauseTurn) -> None:
         assert not self.steps, "paused while a step is under way"
-        assert self.voices[order.turn].slot is not None, "paused twice"
-        self.voices[order.turn].slot = None
+        assert self.speakers[order.turn].slot is not None, "paused twice"
+        self.speakers[order.turn].slot = None
 
     # --- KV that moves ------------------------------------------------------------------------------------------------
 
@@ -300,8 +302,8 @@ class ModelEngine:
             assert order.path in self.bad_paths or not is_known, "writes other tokens than there are"
             self.filed.append(KvWritten(order.path, 0, 0, "it cannot be written"))
             return
-        assert all(cell.adapter == order.adapter for cell in cells), "writes KV as another adapter's"
-        self.files[order.path] = KvFile(cells, order.adapter)
+        assert all(cell.voice == order.voice for cell in cells), "writes KV as another voice's"
+        self.files[order.path] = KvFile(cells, order.voice)
         self.filed.append(KvWritten(order.path, len(cells), len(cells) * self.token_bytes))
 
     def _read(self, order: ReadKv) -> None:
@@ -311,7 +313,7 @@ class ModelEngine:
             return
         self.stashes[order.stash] = file.cells
         tokens = tuple(cell.token for cell in file.cells)
-        self.filed.append(KvRead(order.path, order.stash, tokens, file.adapter, self.n_bytes(order.stash)))
+        self.filed.append(KvRead(order.path, order.stash, tokens, file.voice, self.n_bytes(order.stash)))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -322,13 +324,13 @@ class ModelEngine:
         rows: list[RowDone] = []
         faults: list[TurnFaulted] = []
         prefilled: list[tuple[TurnId, int]] = []
-        voices = [self.voices[turn] for turn in order.decode]
-        assert [voice.place for voice in voices] == sorted({voice.place for voice in voices}), "rows not in order of slots"
-        for voice in voices:
-            self._decode(voice, rows, faults)
+        speakers = [self.speakers[turn] for turn in order.decode]
+        assert [speaker.place for speaker in speakers] == sorted({speaker.place for speaker in speakers}), "rows not in order of slots"
+        for speaker in speakers:
+            self._decode(speaker, rows, faults)
         for chunk in order.prefill:
             self._prefill(chunk, prefilled, rows, faults)
-        adapters = len({voice.order.adapter for voice in voices})
+        n_voices = len({speaker.order.voice for speaker in speakers})
         n_prefilled = sum(n for _, n in prefilled)
         extended = tuple((each.slot, self._extend(each)) for each in order.extend)
         self.steps.append(
@@ -336,78 +338,78 @@ class ModelEngine:
                 tuple(rows),
                 tuple(prefilled),
                 tuple(faults),
-                5.0 + len(voices),
+                5.0 + len(speakers),
                 float(n_prefilled),
-                adapters if self.mode is MixMode.GROUPED else int(bool(voices)),
-                adapters,
+                n_voices if self.mode is MixMode.GROUPED else int(bool(speakers)),
+                n_voices,
                 extended=extended,
             )
         )
 
-    def _decode(self, voice: Voice, rows: list[RowDone], faults: list[TurnFaulted]) -> None:
-        assert voice.pending is not None, "decodes a turn that has drawn nothing"
-        assert len(self.kv[voice.place]) == len(voice.fed), "decodes a turn whose KV is not all there"
-        self._feed(voice.place, voice.order.adapter, voice.pending)
-        voice.fed.append(voice.pending)
-        self._draw(voice, rows, faults)
+    def _decode(self, speaker: Speaker, rows: list[RowDone], faults: list[TurnFaulted]) -> None:
+        assert speaker.pending is not None, "decodes a turn that has drawn nothing"
+        assert len(self.kv[speaker.place]) == len(speaker.fed), "decodes a turn whose KV is not all there"
+        self._feed(speaker.place, speaker.order.voice, speaker.pending)
+        speaker.fed.append(speaker.pending)
+        self._draw(speaker, rows, faults)
 
     def _prefill(self, chunk: PrefillChunk, prefilled: list[tuple[TurnId, int]], rows: list[RowDone], faults: list[TurnFaulted]) -> None:
-        voice = self.voices.get(chunk.turn)
-        if voice is None:
+        speaker = self.speakers.get(chunk.turn)
+        if speaker is None:
             return  # it faulted in its begin
         assert chunk.tokens, "an empty chunk"
-        assert not (chunk.last and voice.n_drawn), "draws a first token twice"
+        assert not (chunk.last and speaker.n_drawn), "draws a first token twice"
         for token in chunk.tokens:
-            self._feed_again(voice, token)
+            self._feed_again(speaker, token)
         prefilled.append((chunk.turn, len(chunk.tokens)))
         if chunk.last:
-            self._draw(voice, rows, faults)
+            self._draw(speaker, rows, faults)
 
-    def _feed_again(self, voice: Voice, token: int) -> None:
+    def _feed_again(self, speaker: Speaker, token: int) -> None:
         """A prompt's next token, or one that a turn had before it was paused."""
-        at = len(self.kv[voice.place])
-        if at < len(voice.fed):
-            assert voice.fed[at] == token, "prefills other tokens than it had before its pause"
+        at = len(self.kv[speaker.place])
+        if at < len(speaker.fed):
+            assert speaker.fed[at] == token, "prefills other tokens than it had before its pause"
         else:
-            assert voice.pending is None, "prefills a turn that speaks"
-            voice.fed.append(token)
-        self._feed(voice.place, voice.order.adapter, token)
+            assert speaker.pending is None, "prefills a turn that speaks"
+            speaker.fed.append(token)
+        self._feed(speaker.place, speaker.order.voice, token)
 
     def _extend(self, order: ExtendSlot) -> int:
-        adapter = self.uses.get(order.slot)
+        voice = self.uses.get(order.slot, ())
         self._check_free(order.slot)
-        assert adapter is None or adapter.key in self.resident, "extended under an adapter that is not resident"
+        assert _keys(voice) <= self.resident, "extended under a voice that is not all resident"
         assert order.tokens, "extended by nothing"
         if order.slot in self.bad_slots or (order.slot in self.tainted and len(self.kv[order.slot]) != order.held):
             return 0
         assert len(self.kv[order.slot]) == order.held, "extended where it does not end"
         for token in order.tokens:
-            self._feed(order.slot, adapter, token)
+            self._feed(order.slot, voice, token)
         return len(order.tokens)
 
-    def _feed(self, slot: int, adapter: AdapterUse | None, token: int) -> None:
+    def _feed(self, slot: int, voice: Voice, token: int) -> None:
         cells = self.kv[slot]
         assert len(cells) < self.n_ctx, "the slot is full"
-        assert not cells or cells[-1].adapter == adapter, "fed after KV of another adapter"
-        cells.append(Cell(token, adapter, rolled(cells[-1].state if cells else 0, token, adapter)))
+        assert not cells or cells[-1].voice == voice, "fed after KV of another voice"
+        cells.append(Cell(token, voice, rolled(cells[-1].state if cells else 0, token, voice)))
 
-    def _draw(self, voice: Voice, rows: list[RowDone], faults: list[TurnFaulted]) -> None:
-        turn = voice.order.turn
+    def _draw(self, speaker: Speaker, rows: list[RowDone], faults: list[TurnFaulted]) -> None:
+        turn = speaker.order.turn
         if turn in self.bad_draws:
             self.bad_draws.remove(turn)
-            self.tainted.add(voice.place)
-            del self.voices[turn]
+            self.tainted.add(speaker.place)
+            del self.speakers[turn]
             faults.append(TurnFaulted(turn, "grammar_error", "Nothing can be drawn."))
             return
-        token = drawn_from(self.kv[voice.place][-1].state)
-        voice.pending, voice.n_drawn = token, voice.n_drawn + 1
+        token = drawn_from(self.kv[speaker.place][-1].state)
+        speaker.pending, speaker.n_drawn = token, speaker.n_drawn + 1
         finish = FinishReason.END if is_end(token, self.end_every) else None
-        if finish is None and voice.n_drawn >= (self.max_drawn or voice.order.limits.max_tokens):
+        if finish is None and speaker.n_drawn >= (self.max_drawn or speaker.order.limits.max_tokens):
             finish = FinishReason.LENGTH
         if finish is not None:
-            del self.voices[turn]
+            del self.speakers[turn]
         rows.append(RowDone(turn, token, (Piece(f"{token} "),), finish))
 
 
-def _key(voice: Voice) -> AdapterKey | None:
-    return voice.order.adapter.key if voice.order.adapter else None
+def _keys(voice: Voice) -> set[AdapterKey]:
+    return {use.key for use in voice}

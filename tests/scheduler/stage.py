@@ -5,6 +5,7 @@ Every event goes through `tell`, which checks what must hold for any answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from personae.engine.batch import BeginTurn, SlotStashed, StashSlot
@@ -27,6 +28,7 @@ from personae.scheduler.events import (
 )
 from personae.types import (
     AdapterKey,
+    AdapterSource,
     AdapterUse,
     Deadlines,
     FinishReason,
@@ -38,8 +40,17 @@ from personae.types import (
     SamplingParams,
     TurnId,
     Usage,
+    Voice,
+    voice_of,
 )
-from tests.scheduler.model_engine import ModelEngine, fresh_reply
+from tests.scheduler.model_engine import ADAPTER_BYTES, ModelEngine, fresh_reply
+
+Parts = str | AdapterUse | tuple[str | AdapterUse, ...] | None  # of a voice; a name is an adapter at scale 1
+
+
+def voice_of_parts(parts: Parts) -> Voice:
+    each = parts if isinstance(parts, tuple) else () if parts is None else (parts,)
+    return voice_of(AdapterUse(AdapterKey(part)) if isinstance(part, str) else part for part in each)
 
 
 class Stage:
@@ -66,12 +77,16 @@ class Stage:
         self.set_aside: list[SetAside] = []
         self.kv_asked: list[tuple[type[Any], NpcId, str]] = []  # the answers still owed
         self.kv_answers: list[KvSaved | KvLoaded] = []
+        self.told_sizes: dict[AdapterKey, int] = {}  # what files say, where that is not the truth
+        self.witnesses: list[Callable[[Event, list[Action]], None]] = []
         self.is_up = False
         if is_up:
             self.start()
 
     def tell(self, event: Event) -> list[Action]:
         actions = self.scheduler.handle(event)
+        for saw in self.witnesses:
+            saw(event, actions)
         kinds = [isinstance(action, Command) for action in actions]
         assert kinds == sorted(kinds, reverse=True), "orders go first"
         for action in actions:
@@ -116,7 +131,7 @@ class Stage:
     def start(self) -> list[Action]:
         old = self.engine
         self.engine = new = ModelEngine(old.n_slots, old.n_ctx, old.max_adapters, old.end_every, old.can_cut, old.mode)
-        new.bad_keys, new.files, new.tells_bytes = old.bad_keys, old.files, old.tells_bytes
+        new.bad_keys, new.files, new.tells_bytes, new.sizes = old.bad_keys, old.files, old.tells_bytes, old.sizes
         self.is_up = True
         n_bytes = new.token_bytes if new.tells_bytes else 0
         return self.tell(EngineStarted(self.now_ms, new.n_slots, new.n_ctx, new.can_cut, new.mode, n_bytes, self.can_cut_moved))
@@ -134,7 +149,7 @@ class Stage:
         self,
         npc: str,
         prompt: tuple[int, ...] | range = range(1, 9),
-        adapter: str | AdapterUse | None = None,
+        adapter: Parts = None,
         *,
         priority: Priority = Priority.PLAYER,
         max_tokens: int = 5,
@@ -146,14 +161,14 @@ class Stage:
         draws: bool = True,
     ) -> TurnId:
         turn = TurnId(len(self.asked) + 1)
-        use = AdapterUse(AdapterKey(adapter)) if isinstance(adapter, str) else adapter
+        voice = voice_of_parts(adapter)
         self.asked[turn] = TurnAsked(
             self.now_ms,
             turn,
             NpcId(npc),
             tuple(prompt),
-            use,
-            f"{use.key}.gguf" if use else "",
+            voice,
+            self.sources(voice),
             SamplingParams(),
             ReplyRules(),
             Limits(max_tokens, max_seconds, max_kv),
@@ -165,7 +180,11 @@ class Stage:
         self.answer = self.tell(self.asked[turn])
         return turn
 
-    def warm(self, npc: str, prompt: tuple[int, ...] | range = range(1, 9), adapter: str | AdapterUse | None = None, **more: Any) -> TurnId:
+    def sources(self, voice: Voice) -> tuple[AdapterSource, ...]:
+        sizes = {**self.engine.sizes, **self.told_sizes}
+        return tuple(AdapterSource(use.key, f"{use.key}.gguf", sizes.get(use.key, ADAPTER_BYTES)) for use in voice)
+
+    def warm(self, npc: str, prompt: tuple[int, ...] | range = range(1, 9), adapter: Parts = None, **more: Any) -> TurnId:
         return self.ask(npc, prompt, adapter, draws=False, **{"priority": Priority.AMBIENT, **more})
 
     def cancel(self, turn: TurnId, finish: FinishReason = FinishReason.CANCELLED) -> list[Action]:
@@ -266,11 +285,11 @@ class Stage:
             held, is_tainted = cells[: len(place.known)], place.slot in self.engine.tainted
             known = place.known[: len(cells)] if is_tainted else place.known
             assert known == [cell.token for cell in held], f"slot {place.slot} holds other tokens than known"
-            assert {cell.adapter for cell in held} <= {place.adapter}, f"slot {place.slot} holds KV of another adapter than known"
+            assert {cell.voice for cell in held} <= {place.voice}, f"slot {place.slot} holds KV of another voice than known"
             if not self.engine.steps and not is_tainted:
                 assert len(place.known) == len(cells), f"slot {place.slot} holds {len(cells)} tokens, known are {len(place.known)}"
         for stashed in self.scheduler._books.host._stashes.values():
             held = list(self.engine.stashes.get(stashed.stash, ()))[: len(stashed.tokens)]
             known = list(stashed.tokens[: len(held)])
             assert known == [cell.token for cell in held], f"stash {stashed.stash} holds other tokens than known"
-            assert {cell.adapter for cell in held} <= {stashed.adapter}, f"stash {stashed.stash} holds KV of another adapter than known"
+            assert {cell.voice for cell in held} <= {stashed.voice}, f"stash {stashed.stash} holds KV of another voice than known"

@@ -177,8 +177,8 @@ def test_a_change_of_adapter_takes_effect_at_the_next_turn() -> None:
     assert keys(stage, FreeAdapter) == ["old"]
     second = stage.ask("bob", adapter="new", max_tokens=4)
     stage.settle()
-    assert stage.begun(first).adapter == AdapterUse(AdapterKey("old"))
-    assert stage.begun(second).adapter == AdapterUse(AdapterKey("new"))
+    assert stage.begun(first).voice == (AdapterUse(AdapterKey("old")),)
+    assert stage.begun(second).voice == (AdapterUse(AdapterKey("new")),)
     assert stage.begun(second).keep == 0
     assert [stage.reply(turn) for turn in (first, second)] == [stage.expected(turn)[0] for turn in (first, second)]
 

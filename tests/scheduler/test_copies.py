@@ -5,12 +5,12 @@ from __future__ import annotations
 from personae.engine.batch import CopySlot, FetchStash, TurnRefilled
 from personae.scheduler.events import KvReported
 from personae.types import AdapterKey, AdapterUse, TurnId
-from tests.scheduler.stage import Stage
+from tests.scheduler.stage import Parts, Stage
 
 PERSONA = tuple(range(1, 60))
 
 
-def said(stage: Stage, npc: str, prompt: tuple[int, ...], adapter: str | AdapterUse | None = "guard") -> TurnId:
+def said(stage: Stage, npc: str, prompt: tuple[int, ...], adapter: Parts = "guard") -> TurnId:
     turn = stage.ask(npc, prompt, adapter)
     stage.settle()
     stage.check_books()

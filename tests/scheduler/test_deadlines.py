@@ -81,7 +81,7 @@ def test_it_counts_while_a_turn_is_paused() -> None:
     stage.step()
     stage.tick(300.0)
     assert stage.code(turn) == "deadline"
-    assert turn not in stage.engine.voices
+    assert turn not in stage.engine.speakers
     stage.settle()
 
 

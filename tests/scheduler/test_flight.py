@@ -170,7 +170,7 @@ def test_adapters_are_decoded_whole_and_in_rotation_in_grouped_mode() -> None:
     seen = set()
     for _ in range(4):
         decode = play.step().decode
-        keys = [turn.key for turn in decode]
+        keys = [turn.voice[0].key for turn in decode]
         assert all(keys.count(key) == 2 for key in keys)
         seen |= set(keys)
     assert seen == set(ADAPTERS)
@@ -197,7 +197,7 @@ def test_the_adapter_of_a_player_goes_first_in_grouped_mode() -> None:
 def test_the_adapters_of_one_number_at_different_scales_are_different_decodes() -> None:
     play = on("grouped")
     turns = play.speaking(2, adapters=["voice"])
-    turns[1].asked = replace(turns[1].asked, adapter=AdapterUse(AdapterKey("voice"), 0.5))
+    turns[1].asked = replace(turns[1].asked, voice=(AdapterUse(AdapterKey("voice"), 0.5),))
     before = play.machine.fixed_ms
     play.machine.noise = 0.0
     assert play.steps(1)[0] == 2 * before + 2 * play.machine.row_ms

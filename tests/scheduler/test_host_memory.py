@@ -109,10 +109,10 @@ def test_two_npcs_that_change_places_need_room_for_one() -> None:
 def test_nothing_is_dropped_for_what_does_not_fit_even_so() -> None:
     memory = HostMemory(1000)
     memory.reset(10)
-    speaking, _ = memory.keep(NpcId("bob"), list(range(50)), None, turn=TurnId(1))
-    silent, _ = memory.keep(NpcId("ann"), list(range(40)), None)
+    speaking, _ = memory.keep(NpcId("bob"), list(range(50)), (), turn=TurnId(1))
+    silent, _ = memory.keep(NpcId("ann"), list(range(40)), ())
     assert speaking is not None
-    assert memory.keep(NpcId("eve"), list(range(60)), None) == (None, [])
+    assert memory.keep(NpcId("eve"), list(range(60)), ()) == (None, [])
     assert memory.of_npc(NpcId("ann")) is silent
 
 
@@ -171,10 +171,10 @@ def test_a_stash_that_is_not_there_after_all_is_told_as_prefilled() -> None:
 def test_of_a_thousand_stashes_a_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, persona = HostMemory(1 << 40), list(range(500))
     for n in range(1000):
-        memory.keep(NpcId(f"npc{n}"), [*persona, n, n + 1], None)
+        memory.keep(NpcId(f"npc{n}"), [*persona, n, n + 1], ())
     looks: list[int] = []
     monkeypatch.setattr(host, "common_prefix", lambda one, other: looks.append(1) or common_prefix(one, other))
-    stashed, shared = memory.longest(None, (*persona, 700, 701, 7), whole=False)
+    stashed, shared = memory.longest((), (*persona, 700, 701, 7), whole=False)
     assert (stashed and stashed.npc, shared) == ("npc700", 502)
     assert len(looks) <= 2
 
@@ -183,11 +183,11 @@ def test_of_sequences_that_are_whole_prefixes_the_longest_is_found_behind_others
     memory = HostMemory(1 << 40)
     goal = tuple(range(200))
     for n, tokens in enumerate(([*goal[:40]], [*goal[:90]], [*goal[:120], -1], [*goal[:150], -5], [*goal, 7])):
-        memory.keep(NpcId(f"npc{n}"), tokens, None)
-    memory.keep(NpcId("other"), [*goal[:110]], AdapterUse(AdapterKey("pirate")))
-    stashed, shared = memory.longest(None, goal, whole=True)
+        memory.keep(NpcId(f"npc{n}"), tokens, ())
+    memory.keep(NpcId("other"), [*goal[:110]], (AdapterUse(AdapterKey("pirate")),))
+    stashed, shared = memory.longest((), goal, whole=True)
     assert (stashed and stashed.npc, shared) == ("npc1", 90)
-    stashed, shared = memory.longest(None, goal, whole=False)
+    stashed, shared = memory.longest((), goal, whole=False)
     assert (stashed and stashed.npc, shared) == ("npc4", 200)
 
 

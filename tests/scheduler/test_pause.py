@@ -206,7 +206,7 @@ def test_cancelled_while_it_is_paused_it_leaves_no_trace_in_the_engine(finish: F
     stage.cancel(crowd, finish)
     assert stage.code(crowd) == finish
     assert DropTurn(crowd) in stage.engine.log
-    assert crowd not in stage.engine.voices
+    assert crowd not in stage.engine.speakers
     stage.settle()
     assert not stage.orders(ResumeTurn)
 
@@ -281,7 +281,7 @@ def test_an_adapter_that_does_not_come_back_ends_the_paused_turn() -> None:
     stage.engine.bad_keys.add("crowd")  # type: ignore[arg-type]
     stage.settle()
     assert stage.code(crowd) == "adapter_shape"
-    assert crowd not in stage.engine.voices
+    assert crowd not in stage.engine.speakers
 
 
 def test_the_adapter_of_a_turn_that_is_paused_makes_room_at_once() -> None:

@@ -9,6 +9,7 @@ import pytest
 from personae.scheduler import host, seating
 from personae.scheduler.actions import EndTurn
 from personae.scheduler.events import AdapterRetired
+from personae.scheduler.referee import Referee
 from personae.types import AdapterKey, AdapterUse, FinishReason, MixMode, Priority, TurnId
 from tests.scheduler.stage import Stage
 
@@ -30,7 +31,7 @@ class Tangle:
             n_slots=self.random.choice((1, 1, 2, 3)),
             end_every=self.random.choice((0, 5, 11)),
             n_ctx=self.random.choice((40, 60, 400)),
-            is_up=self.random.random() < 0.8,
+            is_up=False,
             can_cut=self.random.random() < 0.8,
             can_cut_moved=self.random.random() < 0.7,
             mode=self.random.choice(list(MixMode)),
@@ -43,15 +44,27 @@ class Tangle:
             ageing_ms=self.random.choice((200.0, 5000.0)),
             pace_ms=self.random.choice((0.0, 40.0, 200.0)),
             kv_ram=self.random.choice((0, 300, 1000, 1 << 30)),
+            adapter_ram=self.random.choice((0, 50, 100, 150, 1 << 30)),
         )
         self.histories: dict[str, tuple[int, ...]] = {}
         self.turns: dict[str, TurnId] = {}
         self.shared = tuple(self.random.choices(range(1, 50), k=8))  # a beginning that several NPCs have in common
-        self.keys = [AdapterKey(f"key{n}") for n in range(4)]
-        self.uses = [None, *(AdapterUse(key, self.random.choice((1.0, 1.0, 0.5))) for key in self.keys)][: self.random.choice((1, 2, 3, 5))]
+        self.keys = [AdapterKey(f"key{n}") for n in range(5)]
+        self.stage.engine.sizes = {key: self.random.choice((10, 50, 50, 60, 120)) for key in self.keys}
+        self.stage.told_sizes = {key: self.random.choice((0, 20, 60)) for key in self.keys if self.random.random() < 0.2}
+        self.voices = [(), *(self.voice() for _ in range(self.random.choice((0, 1, 2, 4, 8))))]
         self.priorities = self.random.choice((list(Priority), [Priority.PLAYER, *[Priority.AMBIENT] * 3]))
         self.is_hasty = self.random.random() < 0.3  # deadlines pass
         self.killers: set[AdapterKey] = set()  # the engine dies of them, while they are loaded or in the first step
+
+        self.referee = Referee(self.stage.config)
+        self.stage.witnesses.append(self.referee.saw)
+        if self.random.random() < 0.8:
+            self.stage.start()
+
+    def voice(self) -> tuple[AdapterUse, ...]:
+        keys = self.random.sample(self.keys, self.random.choice((1, 1, 2, 2, 3)))
+        return tuple(AdapterUse(key, self.random.choice((1.0, 1.0, 0.5))) for key in keys)
 
     def live(self) -> None:
         for _ in range(EVENTS):
@@ -82,7 +95,7 @@ class Tangle:
         prompt = self.past(npc) + heard
         if self.random.random() < 0.1:
             prompt = prompt[: self.random.randint(0, len(prompt))]  # an edit, or none of it left
-        adapter = self.random.choice(self.uses)
+        voice = self.random.choice(self.voices)
         chosen: dict[str, object] = {
             "priority": self.random.choice(self.priorities),
             "max_tokens": self.random.randint(1, 12),
@@ -92,7 +105,7 @@ class Tangle:
             "first_ms": self.random.choice((None, None, None, 300.0, 30.0 if self.is_hasty else 3000.0)),
             "end_ms": self.random.choice((None, None, None, 500.0, 50.0 if self.is_hasty else 5000.0)),
         }
-        turn = self.stage.ask(npc, prompt, adapter, **{**chosen, **more})
+        turn = self.stage.ask(npc, prompt, voice, **{**chosen, **more})
         self.turns[npc] = turn
         self.stage.engine.bad_begins |= {turn} if self.random.random() < 0.03 else set()
         self.histories[npc] = prompt[-30:] if len(prompt) > 34 else prompt
@@ -131,7 +144,7 @@ class Tangle:
 
     def step(self) -> None:
         engine = self.stage.engine
-        here = {voice.order.adapter.key for voice in engine.voices.values() if voice.order.adapter and voice.slot is not None}
+        here = {use.key for speaker in engine.speakers.values() if speaker.slot is not None for use in speaker.order.voice}
         self.stage.lose() if here & self.killers else self.stage.step()
 
     def turn_bad(self) -> None:
@@ -139,7 +152,7 @@ class Tangle:
         engine.bad_keys ^= {self.random.choice(self.keys)}
         engine.bad_slots ^= {self.random.randrange(4)}
         engine.bad_paths ^= {f"{self.random.randrange(9)}.kv"}
-        engine.bad_draws = set(engine.voices) if self.random.random() < 0.3 else set()
+        engine.bad_draws = set(engine.speakers) if self.random.random() < 0.3 else set()
         engine.has_host_memory = self.random.random() < 0.7
         self.killers = {self.random.choice(self.keys[:2])} if self.random.random() < 0.4 else set()
 
@@ -150,6 +163,7 @@ class Tangle:
         self.stage.check_books()
         assert self.stage.ended.keys() == self.stage.asked.keys(), "a turn was left without an end"
         assert self.stage.scheduler.next_deadline_ms() is None
+        assert self.referee.owed() == []
         assert not self.stage.kv_asked, "somebody waits to hear what became of an NPC's KV"
         for turn, ended in self.stage.ended.items():
             assert self.stage.code(turn) != "engine_failed", f"turn {turn} was left out of no report"

@@ -28,22 +28,37 @@ from personae.scheduler.events import (
 )
 from personae.scheduler.referee import Referee
 from personae.scheduler.settings import SchedulerConfig
-from personae.types import AdapterKey, AdapterUse, FinishReason, Limits, NpcId, ReplyRules, SamplingParams, Slot, Stash, TurnId, Usage
+from personae.types import (
+    AdapterKey,
+    AdapterSource,
+    AdapterUse,
+    FinishReason,
+    Limits,
+    NpcId,
+    ReplyRules,
+    SamplingParams,
+    Slot,
+    Stash,
+    TurnId,
+    Usage,
+    Voice,
+)
 from tests.scheduler.stage import Stage
 
 PROMPT = (1, 2, 3, 4)
-VOICE, WHISPER, OTHER = AdapterUse(AdapterKey("a")), AdapterUse(AdapterKey("a"), 0.5), AdapterUse(AdapterKey("b"))
+A, B = AdapterKey("a"), AdapterKey("b")
+VOICE, WHISPER, OTHER, CHORUS = (AdapterUse(A),), (AdapterUse(A, 0.5),), (AdapterUse(B),), (AdapterUse(A), AdapterUse(B))
 
 
-def asked(turn: int, npc: str = "mira", prompt: Sequence[int] = PROMPT, adapter: AdapterUse | None = None, **more: Any) -> TurnAsked:
-    path = "a.gguf" if adapter else ""
+def asked(turn: int, npc: str = "mira", prompt: Sequence[int] = PROMPT, voice: Voice = (), **more: Any) -> TurnAsked:
+    sources = tuple(AdapterSource(use.key, f"{use.key}.gguf", 10) for use in voice)
     return TurnAsked(
-        1.0, TurnId(turn), NpcId(npc), tuple(prompt), adapter, path, SamplingParams(), ReplyRules(), Limits(), tail=(8, 9), **more
+        1.0, TurnId(turn), NpcId(npc), tuple(prompt), voice, sources, SamplingParams(), ReplyRules(), Limits(), tail=(8, 9), **more
     )
 
 
-def begin(turn: int, slot: int = 0, keep: Sequence[int] = (), adapter: AdapterUse | None = None) -> BeginTurn:
-    return BeginTurn(TurnId(turn), Slot(slot), len(keep), adapter, SamplingParams(), ReplyRules(), Limits(), tuple(keep))
+def begin(turn: int, slot: int = 0, keep: Sequence[int] = (), voice: Voice = ()) -> BeginTurn:
+    return BeginTurn(TurnId(turn), Slot(slot), len(keep), voice, SamplingParams(), ReplyRules(), Limits(), tuple(keep))
 
 
 def chunk(turn: int, tokens: Sequence[int], *, last: bool = True) -> PrefillChunk:
@@ -79,19 +94,21 @@ class Case:
         self.referee.saw(StepReported(2.0, step), [Command(order) for order in orders])
         return self
 
-    def load(self, use: AdapterUse) -> Case:
-        self.order(batch.LoadAdapter(use.key, "a.gguf"))
-        self.referee.saw(AdapterReported(1.0, AdapterLoaded(use.key, 1, 1, 1.0)), [])
-        return self
+    def load(self, voice: Voice, n_bytes: int = 10) -> Case:
+        """For a turn that does not live to speak."""
+        self.ask(asked(99, "nobody", voice=voice), *(batch.LoadAdapter(use.key, f"{use.key}.gguf") for use in voice))
+        for use in voice:
+            self.referee.saw(AdapterReported(1.0, AdapterLoaded(use.key, n_bytes, 1, 1.0)), [])
+        return self.tell(FailTurn(TurnId(99), "busy", "No."))
 
-    def speaking(self, turn: int = 1, npc: str = "mira", slot: int = 0, adapter: AdapterUse | None = None) -> Case:
+    def speaking(self, turn: int = 1, npc: str = "mira", slot: int = 0, voice: Voice = ()) -> Case:
         """Its prompt is in its slot, and 7 was drawn."""
-        self.ask(asked(turn, npc, adapter=adapter), begin(turn, slot, adapter=adapter), RunStep(prefill=(chunk(turn, PROMPT),)))
+        self.ask(asked(turn, npc, voice=voice), begin(turn, slot, voice=voice), RunStep(prefill=(chunk(turn, PROMPT),)))
         return self.report((turn, 7), prefilled=[(turn, 4)])
 
-    def parked(self, turn: int = 1, npc: str = "mira", slot: int = 0, adapter: AdapterUse | None = None) -> Case:
+    def parked(self, turn: int = 1, npc: str = "mira", slot: int = 0, voice: Voice = ()) -> Case:
         """The same, and the turn has ended there."""
-        self.speaking(turn, npc, slot, adapter)
+        self.speaking(turn, npc, slot, voice)
         self.referee.saw(Tick(3.0), [Command(batch.DropTurn(TurnId(turn))), ended(turn, (7,), FinishReason.CANCELLED)])
         return self
 
@@ -152,18 +169,29 @@ WRONG: dict[str, tuple[str, Any]] = {
     ),
     "another adapter": (
         "made under another adapter",
-        lambda case: case.load(VOICE).parked(adapter=VOICE).ask(asked(2), begin(2, 0, (1, 2))),
+        lambda case: case.load(VOICE).parked(voice=VOICE).ask(asked(2), begin(2, 0, (1, 2))),
     ),
     "another scale": (
         "made under another adapter or scale",
-        lambda case: case.load(VOICE).parked(adapter=VOICE).ask(asked(2, adapter=WHISPER), begin(2, 0, (1,), WHISPER)),
+        lambda case: case.load(VOICE).parked(voice=VOICE).ask(asked(2, voice=WHISPER), begin(2, 0, (1,), WHISPER)),
     ),
-    "adapter not its own": ("another adapter than its NPC's", lambda case: case.load(VOICE).ask(asked(1), begin(1, adapter=VOICE))),
-    "adapter not there": ("is not resident", lambda case: case.ask(asked(1, adapter=VOICE), begin(1, adapter=VOICE))),
+    "adapter not its own": ("another voice than its NPC's", lambda case: case.load(VOICE).ask(asked(1), begin(1, voice=VOICE))),
+    "adapter not there": ("is not resident", lambda case: case.ask(asked(1, voice=VOICE), begin(1, voice=VOICE))),
     "adapter freed": (
         "is freed while turn 1 speaks with it",
-        lambda case: case.load(VOICE).speaking(adapter=VOICE).order(batch.FreeAdapter(VOICE.key)),
+        lambda case: case.load(VOICE).speaking(voice=VOICE).order(batch.FreeAdapter(A)),
     ),
+    "half a voice": ("is not resident", lambda case: case.load(VOICE).ask(asked(1, voice=CHORUS), begin(1, voice=CHORUS))),
+    "half a voice freed": (
+        "is freed while turn 1 speaks with it",
+        lambda case: case.load(CHORUS).speaking(voice=CHORUS).order(batch.FreeAdapter(B)),
+    ),
+    "half a voice kept": (
+        "made under another adapter",
+        lambda case: case.load(CHORUS).parked(voice=CHORUS).ask(asked(2, voice=VOICE), begin(2, 0, (1,), VOICE)),
+    ),
+    "loaded for nobody": ("no turn wants it", lambda case: case.order(batch.LoadAdapter(A, "a.gguf"))),
+    "loaded from elsewhere": ("which no turn names", lambda case: case.ask(asked(1, voice=VOICE), batch.LoadAdapter(A, "b.gguf"))),
     "adapter loaded twice": ("is loaded twice", lambda case: case.load(VOICE).load(VOICE)),
     "nothing left to draw from": ("nothing left to draw", lambda case: case.parked().ask(asked(2), begin(2, 0, PROMPT))),
     "not asked": ("was not asked, or has ended", lambda case: case.order(begin(9))),
@@ -222,11 +250,11 @@ WRONG: dict[str, tuple[str, Any]] = {
     ),
     "set aside and loaded": (
         "was set aside and is loaded again",
-        lambda case: case.tell(SetAside(VOICE.key, "a.gguf")).order(batch.LoadAdapter(VOICE.key, "a.gguf")),
+        lambda case: case.tell(SetAside(A, "a.gguf")).order(batch.LoadAdapter(A, "a.gguf")),
     ),
     "written for nobody": (
         "for which nobody asked",
-        lambda case: case.parked().order(batch.WriteKv("file", Slot(0), None, PROMPT, None)),
+        lambda case: case.parked().order(batch.WriteKv("file", Slot(0), None, PROMPT, ())),
     ),
     "written as another's": ("for which nobody asked", lambda case: write_for(case.parked(), "tom")),
     "read for nobody": ("is read and nobody asked", lambda case: case.order(batch.ReadKv("file", Stash(1)))),
@@ -250,7 +278,7 @@ def stash_failed(case: Case) -> Case:
 
 
 def write_for(case: Case, npc: str) -> None:
-    case.referee.saw(KvSaveAsked(4.0, NpcId(npc), "file"), [Command(batch.WriteKv("file", Slot(0), None, PROMPT, None))])
+    case.referee.saw(KvSaveAsked(4.0, NpcId(npc), "file"), [Command(batch.WriteKv("file", Slot(0), None, PROMPT, ()))])
 
 
 def lost(case: Case) -> Case:
@@ -279,6 +307,22 @@ def test_limits_are_judged_where_they_are_known() -> None:
     case.order(batch.StashSlot(Slot(0), Stash(1)))
     with pytest.raises(AssertionError, match="stashes have 11 bytes"):
         case.referee.saw(KvReported(4.0, batch.SlotStashed(Stash(1), 4, 11)), [])
+
+
+def test_bytes_of_adapters_are_judged_when_they_are_ordered_and_when_they_have_come() -> None:
+    config = SchedulerConfig(adapter_ram=25)
+    Case(config=config).load(VOICE).load(OTHER)
+    with pytest.raises(AssertionError, match="adapters have 26 bytes, more than they may"):
+        Case(config=config).load(VOICE, 16).load(OTHER)
+    with pytest.raises(AssertionError, match="adapters have 30 bytes, more than they may"):
+        Case(config=config).load(VOICE, 10).load(OTHER, 20)
+
+
+def test_one_voice_alone_may_pass_the_limit_of_bytes() -> None:
+    config = SchedulerConfig(adapter_ram=15)
+    case = Case(config=config).load(CHORUS, 20).order()
+    with pytest.raises(AssertionError, match="are not one voice alone"):
+        case.ask(asked(1, voice=(AdapterUse(AdapterKey("c")),)), batch.LoadAdapter(AdapterKey("c"), "c.gguf"))
 
 
 def test_an_engine_takes_all_it_held_with_it() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from personae.engine.batch import LoadAdapter
+from personae.engine.batch import FreeAdapter, LoadAdapter
 from personae.scheduler.actions import FailTurn, SetAside
 from personae.scheduler.events import AdapterRetired
-from personae.types import AdapterKey, TurnId
+from personae.types import AdapterKey, Priority, TurnId
 from tests.scheduler.stage import Stage
 
 KILLER = AdapterKey("killer")
@@ -140,3 +140,81 @@ def test_a_pack_taken_away_and_brought_again_is_given_another_chance() -> None:
     turn = stage.ask("bob", range(1, 10), "killer")
     stage.settle()
     assert stage.reply(turn) == stage.expected(turn)[0]
+
+
+# --- voices of several ------------------------------------------------------------------------------------------------
+
+
+def die_in_the_first_step(stage: Stage, voice: tuple[str, ...]) -> TurnId:
+    turn = stage.ask("bob", range(1, 10), voice)
+    for _ in voice:
+        stage.load()
+    assert stage.can_step
+    stage.lose()
+    stage.start()
+    return turn
+
+
+def test_every_adapter_of_the_voice_that_killed_is_suspected_and_one_that_was_proven_is_not() -> None:
+    stage = Stage()
+    stage.ask("ann", range(1, 10), "proven")
+    stage.settle()
+    stage.lose()
+    stage.start()
+    die_in_the_first_step(stage, ("accent", "killer", "proven"))
+    assert stage.scheduler.statistics()["adapters"]["suspects"] == 2  # type: ignore[index]
+    last = die_in_the_first_step(stage, ("accent", "killer", "proven"))
+    assert [each.key for each in stage.set_aside] == ["accent", "killer"]
+    ended = stage.ended[last]
+    assert isinstance(ended, FailTurn)
+    assert (ended.code, "accent.gguf" in ended.message) == ("adapter_set_aside", True)
+    turn = stage.ask("ann", range(1, 10), "proven")
+    stage.settle()
+    assert stage.reply(turn) == stage.expected(turn)[0]
+
+
+def test_suspects_of_one_voice_come_one_after_the_other_and_are_cleared_together() -> None:
+    stage = Stage()
+    die_in_the_first_step(stage, ("elf", "pirate"))
+    turn = stage.ask("bob", range(1, 10), ("elf", "pirate", "smith"))
+    assert [order.key for order in stage.orders(LoadAdapter)] == ["elf", "smith"]
+    stage.load()
+    assert [order.key for order in stage.orders(LoadAdapter)] == ["elf", "smith", "pirate"]
+    stage.settle()
+    assert stage.reply(turn) == stage.expected(turn)[0]
+    assert stage.scheduler.statistics()["adapters"]["suspects"] == 0  # type: ignore[index]
+
+
+def test_an_innocent_part_clears_itself_in_another_voice_and_only_the_killer_is_set_aside() -> None:
+    stage = Stage()
+    die_in_the_first_step(stage, ("accent", "killer"))
+    turn = stage.ask("ann", range(1, 10), "accent")
+    stage.settle()
+    assert stage.reply(turn) == stage.expected(turn)[0]
+    stage.lose()
+    stage.start()
+    die_in_the_first_step(stage, ("accent", "killer"))
+    assert [each.key for each in stage.set_aside] == ["killer"]
+
+
+def test_suspects_that_need_each_other_s_room_are_tried_all_the_same() -> None:
+    """Half of the voice behind is here and untried when one ahead wants another suspect in its place."""
+    stage = Stage(n_slots=4, max_adapters=2)
+    die_loading(stage, "a", "b", "c")
+    behind = stage.ask("behind", range(1, 10), ("a", "b"), priority=Priority.AMBIENT)
+    stage.load()
+    ahead = stage.ask("ahead", range(1, 10), ("c", "d"))
+    stage.settle()
+    assert [stage.reply(turn) for turn in (ahead, behind)] == [stage.expected(turn)[0] for turn in (ahead, behind)]
+
+
+def test_a_suspect_that_nobody_is_about_to_clear_goes_before_another_comes() -> None:
+    stage = Stage(n_slots=4)
+    die_loading(stage, "elf", "pirate")
+    behind = stage.ask("behind", range(1, 10), ("elf", "smith"), priority=Priority.AMBIENT)
+    stage.load()
+    ahead = stage.ask("ahead", range(1, 10), "pirate")
+    assert [order.key for order in stage.orders(FreeAdapter)] == ["elf"]
+    assert [order.key for order in stage.orders(LoadAdapter)] == ["elf", "smith", "pirate"]
+    stage.settle()
+    assert [stage.reply(turn) for turn in (ahead, behind)] == [stage.expected(turn)[0] for turn in (ahead, behind)]

@@ -6,10 +6,10 @@ from personae.engine.batch import RunStep
 from personae.scheduler.actions import EndTurn
 from personae.scheduler.sequence import common_prefix
 from personae.types import AdapterKey, AdapterUse, TurnId
-from tests.scheduler.stage import Stage
+from tests.scheduler.stage import Parts, Stage
 
 
-def said(stage: Stage, npc: str, prompt: tuple[int, ...] | range, adapter: str | AdapterUse | None = None) -> TurnId:
+def said(stage: Stage, npc: str, prompt: tuple[int, ...] | range, adapter: Parts = None) -> TurnId:
     turn = stage.ask(npc, prompt, adapter)
     stage.settle()
     stage.check_books()

@@ -14,7 +14,7 @@ from tests.scheduler.stage import Stage
 
 
 def asked(turn: int, at_ms: float = 0.0, prompt: tuple[int, ...] = (1, 2, 3), npc: str = "bob") -> TurnAsked:
-    return TurnAsked(at_ms, TurnId(turn), NpcId(npc), prompt, None, "", SamplingParams(), ReplyRules(), Limits(2, 60.0))
+    return TurnAsked(at_ms, TurnId(turn), NpcId(npc), prompt, (), (), SamplingParams(), ReplyRules(), Limits(2, 60.0))
 
 
 def started() -> Scheduler:
@@ -27,7 +27,7 @@ def test_a_whole_turn_event_by_event() -> None:
     scheduler = started()
     turn = TurnId(7)
     assert scheduler.handle(asked(7)) == [
-        Command(BeginTurn(turn, Slot(0), 0, None, SamplingParams(), ReplyRules(), Limits(2, 60.0))),
+        Command(BeginTurn(turn, Slot(0), 0, (), SamplingParams(), ReplyRules(), Limits(2, 60.0))),
         Command(RunStep((), (PrefillChunk(turn, (1, 2, 3), last=True),))),
     ]
     first = StepDone((RowDone(turn, 50, (Piece("Good"),)),), ((turn, 3),))
@@ -35,7 +35,7 @@ def test_a_whole_turn_event_by_event() -> None:
         Command(RunStep((turn,))),
         Speak(turn, (Piece("Good"),), first=True),
     ]
-    last = StepDone((RowDone(turn, 51, (Piece(" evening"),), FinishReason.LENGTH),), n_decodes=1, n_adapters=1)
+    last = StepDone((RowDone(turn, 51, (Piece(" evening"),), FinishReason.LENGTH),), n_decodes=1, n_voices=1)
     assert scheduler.handle(StepReported(45.0, last)) == [
         Speak(turn, (Piece(" evening"),)),
         EndTurn(turn, FinishReason.LENGTH, Usage(3, 0, 3, 2), (50, 51), queued_ms=0.0, ttft_ms=30.0, total_ms=45.0),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from pathlib import Path
 
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from personae.engine.batch import (
@@ -41,6 +43,7 @@ from personae.scheduler.settings import SchedulerConfig
 from personae.service.recorder import Record, Recorder, digest
 from personae.types import (
     AdapterKey,
+    AdapterSource,
     AdapterUse,
     Deadlines,
     FinishReason,
@@ -58,15 +61,15 @@ from personae.types import (
     Usage,
 )
 
-KEY = AdapterKey("ab" * 32)
-CONFIG = SchedulerConfig(step_ms=42.0, kv_ram=7)
+KEY, OTHER = AdapterKey("ab" * 32), AdapterKey("cd" * 32)
+CONFIG = SchedulerConfig(step_ms=42.0, kv_ram=7, adapter_ram=9)
 ASKED = TurnAsked(
     2.0,
     TurnId(1),
     NpcId("mira"),
     (5, 6, 70_000),
-    AdapterUse(KEY, 0.5),
-    "/a folder/with \udcff.gguf",
+    (AdapterUse(KEY, 0.5), AdapterUse(OTHER)),
+    (AdapterSource(KEY, "/a folder/with \udcff.gguf", 1 << 40), AdapterSource(OTHER, "/other.gguf")),
     SamplingParams(seed=9, logit_bias=((3, -1.5),)),
     ReplyRules(("\n",), ("Tom",)),
     Limits(7, 1.5, 300),
@@ -82,7 +85,7 @@ EVENTS: list[Event] = [
     StepReported(4.0, StepDone((RowDone(TurnId(1), 70, (Piece("ä"),), FinishReason.STOP, True),), ((TurnId(1), 3),), threads=2)),
     FaultReported(5.0, TurnFaulted(TurnId(1), "bad_grammar", "No.")),
     KvReported(6.0, SlotStashed(Stash(1), 3, 99)),
-    KvReported(7.0, KvRead("file", Stash(2), (1, 2), AdapterUse(KEY), 50)),
+    KvReported(7.0, KvRead("file", Stash(2), (1, 2), (AdapterUse(KEY),), 50)),
     KvSaveAsked(8.0, NpcId("mira"), "file"),
     KvLoadAsked(9.0, NpcId("mira"), "file"),
     TurnCancelled(10.0, TurnId(1), FinishReason.INTERRUPTED),
@@ -91,7 +94,7 @@ EVENTS: list[Event] = [
     Tick(13.0),
     EngineGone(14.0, "exit status -9"),
 ]
-BEGUN = BeginTurn(TurnId(1), Slot(0), 1, None, SamplingParams(), ReplyRules(), Limits(), (5,))
+BEGUN = BeginTurn(TurnId(1), Slot(0), 1, (), SamplingParams(), ReplyRules(), Limits(), (5,))
 ACTIONS: list[Action] = [Command(BEGUN), Command(RunStep(prefill=(PrefillChunk(TurnId(1), (6,), True),)))]
 ENDED = EndTurn(TurnId(1), FinishReason.END, Usage(3, 1, 2, 1, KvSource.COPY), (70,), 1.0, 2.0, 3.0)
 
@@ -195,6 +198,15 @@ def test_file_that_is_no_record_is_refused_by_name(path: Path, content: bytes) -
     with pytest.raises(WorldFailed, match="a record: ") as refused:
         Record(path)
     assert refused.value.code == "record_unreadable"
+
+
+def test_record_of_another_version_is_refused_by_that_version_whatever_else_its_header_has(path: Path) -> None:
+    for version in (1, 3):
+        frame = msgpack.packb([0, [version, "0.1.0", [100.0, 200.0]]])
+        path.write_bytes(struct.pack("<I", len(frame)) + frame)
+        with pytest.raises(WorldFailed, match=f"it is a record of version {version}, and 2 is read here") as refused:
+            Record(path)
+        assert refused.value.code == "record_unreadable"
 
 
 def test_event_that_is_none_is_named(path: Path) -> None:

@@ -4,7 +4,7 @@ It decides when nothing is delivered: results wait here until the replay asks fo
 believed to be as they were, and KV files are neither written nor read.
 
 Tokens are those of the model that was recorded; the fake backend, which knows bytes, is given each modulo 256. All that it checks of its
-callers (who may decode where, under which adapter, in which order) it checks as always.
+callers (who may decode where, under which voice, in which order) it checks as always.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Scripts:
 
     turns: dict[TurnId, Script] = field(default_factory=dict)
     loads: dict[AdapterKey, deque[AdapterRefused | None]] = field(default_factory=dict)  # in order; None: it was loaded
+    sizes: dict[AdapterKey, int] = field(default_factory=dict)  # bytes of adapters that were ever loaded
     ends: set[Token] = field(default_factory=lambda: {ENDS})  # the model's end-of-generation tokens, as far as any was drawn
 
     @classmethod
@@ -68,6 +69,8 @@ class Scripts:
                 case AdapterReported(_, result):
                     refused = result if isinstance(result, AdapterRefused) else None
                     scripts.loads.setdefault(result.key, deque()).append(refused)
+                    if isinstance(result, AdapterLoaded):
+                        scripts.sizes[result.key] = result.bytes_resident
         return scripts
 
     def _note_step(self, step: StepDone) -> None:
@@ -121,7 +124,7 @@ class _Backend(FakeBackend):
         refused = outcomes.popleft() if outcomes else None
         if refused:
             raise AskedWrong(refused.code, refused.message, refused.hint)
-        return FakeAdapter(len(path))
+        return FakeAdapter(self._scripts.sizes.get(key, 0))
 
     def prefill(self, slot: Slot, tokens: Sequence[Token], *, wants_logits: bool) -> None:
         super().prefill(slot, [token % 256 for token in tokens], wants_logits=wants_logits)

@@ -1,27 +1,21 @@
-"""Decides what may reach a terminal, and how failures of client and service are told there. Knows no NPC."""
+"""Decides how failures of client and service, and of the terminal itself, are told there. Knows no NPC."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import re
 import sys
 from collections.abc import Iterator
 
+from personae.cli.printable import printable as printable
 from personae.cli.private_service import POST_MORTEM_S, PrivateService
 from personae.errors import AskedWrong, WorldFailed
 from personae_client import PersonaeError as ClientError
 
 COLOURS = ("bright_red", "bright_blue", "bright_green", "bright_magenta", "bright_yellow", "bright_cyan")
 
-# A model, a pack or a player may write escape codes, and codes that turn the line around. Line breaks stay.
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 OPERATOR_ERRORS = ("connection_failed", "wrong_server", "unauthorized", "unsupported_version")  # the command line was wrong
-
-
-def printable(text: str) -> str:
-    return UNPRINTABLE.sub("", text.replace("\t", " "))
 
 
 def is_interactive() -> bool:

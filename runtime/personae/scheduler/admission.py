@@ -1,7 +1,7 @@
-"""Which waiting turns begin or go on now, who gives a slot for that, and which adapters have to come or go. Keeps no state beyond one walk.
+"""Which waiting turns begin or go on now, and who gives a slot for that. Keeps no state beyond one walk.
 
-One walk down the line, first to go first. A turn whose adapter is not resident is passed over, never waited for; what it needs is
-ordered on the way. What a turn further ahead needs is not taken away for one behind it.
+One walk down the line, first to go first. A turn whose voice is not all resident is passed over, never waited for; what it lacks is
+ordered on the way, as far as there is room (making_room.py). What a turn further ahead needs is not taken away for one behind it.
 
 Where no slot is free, a turn of a lower class that has not risen to the newcomer's is paused. So a turn that is paused again and again
 rises by the time it waits, and then is paused no more; and no two turns ever pause each other.
@@ -9,26 +9,20 @@ rises by the time it waits, and then is paused no more; and no two turns ever pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from personae.engine.batch import BeginTurn, FreeAdapter, LoadAdapter, Order, ResumeTurn
 from personae.scheduler.actions import FailTurn
-from personae.scheduler.adapters import AdapterTable, Outlook
+from personae.scheduler.adapters import AdapterTable
 from personae.scheduler.ledger import Ledger
+from personae.scheduler.making_room import STAY, MakingRoom
 from personae.scheduler.seating import Seating
 from personae.scheduler.sequence import Sequence
 from personae.scheduler.settings import SchedulerConfig
 from personae.scheduler.slots import SlotTable
 from personae.scheduler.waiting import WaitingLine
 from personae.types import AdapterKey, Limits
-
-
-@dataclass(slots=True)
-class _Walk:
-    in_use: set[AdapterKey]  # by slots at work
-    ahead: set[AdapterKey] = field(default_factory=set)  # wanted by turns already passed
-    closing: set[AdapterKey] = field(default_factory=set)  # nobody further behind begins under these
 
 
 class Admission:
@@ -44,58 +38,40 @@ class Admission:
 
     def walk(self, now_ms: float, n_ctx: int, *, may_begin: bool) -> Iterator[Order]:
         """Orders to be sent, in this order. `may_begin` is false while a step is under way: then adapters are seen to and nothing else."""
-        walk = _Walk(self.in_use())
-        yield from self._free_retired(walk)
-        for turn in self._line.in_order(now_ms):
-            if turn.key is not None and not self._is_ready(turn.key, walk):
-                yield from self._seek(turn, turn.key, walk)
+        in_use, line = self.in_use(), self._line.in_order(now_ms)
+        yield from self._free_retired(in_use)
+        room = MakingRoom(self._adapters, in_use, line, now_ms, self._ageing_ms)
+        yield from self._free(room.excess())
+        for turn in line:
+            if not room.is_ready(turn):
+                yield from self._seek(turn, room)
             elif may_begin:
                 yield from self._pause_for(turn, now_ms)
                 if self._slots.has_room:
                     yield from self._begin(turn, now_ms, n_ctx)
-            if turn.key is not None and turn.key not in walk.closing:
-                walk.ahead.add(turn.key)
+                    room.note_begun(turn)
+            room.note_passed(turn)
 
     def validate(self, *, is_idle: bool, is_up: bool) -> None:
-        if not is_up:
+        """`is_idle`: no step is under way."""
+        if not (is_up and is_idle):
             return
         for turn in self._line:
-            outlook = Outlook.HERE if turn.key is None else self._outlook(turn.key)
-            assert not (is_idle and outlook is Outlook.HERE), f"turn {turn.turn} could begin and does not"
-            assert outlook is not Outlook.ROOM, f"turn {turn.turn} waits for an adapter that nobody ordered"
+            assert turn.keys, f"turn {turn.turn} could begin and does not"
+            assert self._adapters.loading, f"turn {turn.turn} waits for adapters and nothing is under way"
 
     def in_use(self) -> set[AdapterKey]:
-        return {turn.key for turn in self._slots.busy() if turn.key is not None}
+        return {key for turn in self._slots.busy() for key in turn.keys}
 
-    def _is_ready(self, key: AdapterKey, walk: _Walk) -> bool:
-        return key not in walk.closing and self._adapters.outlook(key) is Outlook.HERE
-
-    def _outlook(self, key: AdapterKey) -> Outlook:
-        outlook = self._adapters.outlook(key)
-        may_load = outlook in (Outlook.ROOM, Outlook.FULL)
-        return Outlook.HELD if may_load and self._adapters.is_held(key, self._line.wanted() | self.in_use()) else outlook
-
-    def _seek(self, turn: Sequence, key: AdapterKey, walk: _Walk) -> Iterator[Order]:
-        """Order the adapter if it may be and there is room or room can be made; else have one close for it."""
-        if key in walk.ahead or key in walk.closing:
-            return  # somebody ahead has seen to it, or it must come free first
-        outlook = self._outlook(key)
-        if outlook in (Outlook.COMING, Outlook.HELD):
+    def _seek(self, turn: Sequence, room: MakingRoom) -> Iterator[Order]:
+        moves = room.seek(turn)
+        if moves is STAY:
             return
-        if outlook is Outlook.FULL:
-            needed = walk.ahead | walk.in_use | walk.closing
-            spare = self._adapters.spare(needed | self._line.paused_with()) or self._adapters.spare(needed)
-            if spare is None:
-                self._close_one(walk)
-                return
-            yield self._free(spare)
-        self._adapters.note_ordered(key, turn.asked.adapter_path)
-        yield LoadAdapter(key, turn.asked.adapter_path)
-
-    def _close_one(self, walk: _Walk) -> None:
-        closing = self._adapters.spare(walk.ahead | walk.closing)
-        if closing is not None:
-            walk.closing.add(closing)
+        yield from self._free(moves.free)
+        for source in turn.asked.sources:
+            if source.key in moves.load:
+                self._adapters.note_ordered(source)
+                yield LoadAdapter(source.key, source.path)
 
     def _pause_for(self, turn: Sequence, now_ms: float) -> Iterator[Order]:
         """Make room for a turn where there is none and somebody has to yield to it."""
@@ -119,8 +95,7 @@ class Admission:
         self._line.leave(turn)
         self._line.note_begun(turn, now_ms)
         yield from self._seating.seat(turn, now_ms)
-        if turn.key is not None:
-            self._adapters.note_use(turn.key)
+        self._adapters.note_use(use.key for use in turn.voice)
         self._ledger.note_seated(turn)
         if is_new:
             self._ledger.note_begun(turn, now_ms)
@@ -128,23 +103,23 @@ class Admission:
         else:
             yield _resume_order(turn)
 
-    def _free_retired(self, walk: _Walk) -> Iterator[Order]:
-        if not self._adapters.has_retired:
-            return
-        for key in self._adapters.retired_and_unused(walk.in_use | self._line.wanted()):
-            yield self._free(key)
+    def _free_retired(self, in_use: set[AdapterKey]) -> Iterator[Order]:
+        if self._adapters.retired:
+            yield from self._free(self._adapters.retired_and_unused(in_use | self._line.wanted()))
 
-    def _free(self, key: AdapterKey) -> Order:
-        self._adapters.note_freed(key)
-        self._slots.note_freed(key)
-        return FreeAdapter(key)
+    def _free(self, keys: Iterable[AdapterKey]) -> Iterator[Order]:
+        for key in keys:
+            self._adapters.note_freed(key)
+            self._slots.note_freed(key)
+            self._line.note_freed(key)
+            yield FreeAdapter(key)
 
 
 def _begin_order(turn: Sequence, n_ctx: int) -> BeginTurn:
     asked, place, keep = turn.asked, turn.place, turn.computed
     assert place is not None
     limits = _within(asked.limits, turn.room_in(n_ctx))
-    return BeginTurn(turn.turn, place.slot, keep, asked.adapter, asked.sampling, asked.rules, limits, asked.prompt[:keep])
+    return BeginTurn(turn.turn, place.slot, keep, asked.voice, asked.sampling, asked.rules, limits, asked.prompt[:keep])
 
 
 def _resume_order(turn: Sequence) -> ResumeTurn:
@@ -169,7 +144,8 @@ def refusal(turn: Sequence, n_ctx: int | None, config: SchedulerConfig) -> FailT
     if most and n_needed > most:
         message = f"The prompt of NPC '{turn.npc}' has {n_prompt} tokens; this turn may hold {most}, one of them for the reply."
         return FailTurn(turn.turn, "context_full", message, "Shorten persona or history, or raise the turn's limit max_kv.")
-    if turn.key is not None and config.max_adapters == 0:
-        message = f"NPC '{turn.npc}' has an adapter and this service holds none."
+    if len(turn.keys) > config.max_adapters:
+        n, most = len(turn.keys), config.max_adapters
+        message = f"NPC '{turn.npc}' speaks with {n} adapter{'s' * (n > 1)} at once, and this service holds {most or 'none'}."
         return FailTurn(turn.turn, "adapter_limit", message, "Start the service with a larger adapter limit.")
     return None

@@ -24,7 +24,7 @@ class Books:
         self.line = WaitingLine(config)
         self.slots = SlotTable()
         self.host = HostMemory(config.kv_ram)
-        self.adapters = AdapterTable(config.max_adapters)
+        self.adapters = AdapterTable(config.max_adapters, config.adapter_ram)
         self.ledger = Ledger()
         self.budget = StepBudget(config)
         self.turns: dict[TurnId, Sequence] = {}  # those that are open

@@ -47,7 +47,8 @@ def _validate_turn(turn: Sequence, books: Books) -> None:
     if books.n_ctx is not None:
         n_held = len(turn.asked.prompt) + len(turn.drawn) - (turn.pending is not None)
         assert n_held <= turn.space_in(books.n_ctx), f"{name} holds {n_held} tokens, more than it may"
-    assert not books.adapters.is_set_aside(turn.key) if turn.key else True, f"{name} wants an adapter that was set aside"
+    assert not any(map(books.adapters.suspects.is_set_aside, turn.keys)), f"{name} wants an adapter that was set aside"
+    assert not turn.invited or (turn.place is None and books.adapters.are_here(turn.keys)), f"{name} is invited and cannot come"
 
 
 def _validate_flight(flight: Flight, busy: list[Sequence]) -> None:
@@ -59,7 +60,7 @@ def _validate_flight(flight: Flight, busy: list[Sequence]) -> None:
     assert flight.decode or flight.chunks or flight.extensions, "an empty step"
 
 
-def statistics(books: Books, seating: Seating) -> dict[str, object]:
+def statistics(books: Books, seating: Seating, admission: Admission) -> dict[str, object]:
     """Plain values with string keys, ready for the wire."""
     open_seats = [turn for turn in books.slots.busy() if not turn.ended]
     return {
@@ -73,7 +74,7 @@ def statistics(books: Books, seating: Seating) -> dict[str, object]:
         "evictions": books.slots.evictions,
         "copies": seating.copies,
         "host": books.host.statistics(),
-        "adapters": books.adapters.statistics(),
+        "adapters": books.adapters.statistics(admission.in_use(), books.line.wanted()),
         "budget": books.budget.statistics(),
         **books.ledger.statistics(),
     }

@@ -1,11 +1,11 @@
 """Who speaks, where and when: a pure function of events. `handle(event)` returns what is to be done, orders to the engine first.
 
 Decides steps and the end of each turn, and hands the rest to those who decide it: admission.py who begins and who is paused for it,
-seating.py where KV comes from, adapters.py what is resident, flight.py what a step does, engine_life.py what dies with an engine.
+seating.py where KV comes from, making_room.py what is resident, flight.py what a step does, engine_life.py what dies with an engine.
 Refuses to know clocks, sockets, files, text and chance: time arrives in the event, and the same events give the same actions, whatever
 else goes on.
 
-The idea: a turn that is asked waits in line. Whenever no step is under way, turns that have adapter and slot begin, and one step is
+The idea: a turn that is asked waits in line. Whenever no step is under way, turns that have voice and slot begin, and one step is
 ordered for all that are at work: a token for each that speaks, and as much prompt as the step's time allows. Its report is entered,
 those that are done leave, and the next step is ordered in the same breath, before anybody is told about the last one. When nobody
 is at work, parked slots are extended by what the next prompt of their NPC will have before its new words; they are *owed* that.
@@ -13,9 +13,9 @@ is at work, parked slots are extended by what the next prompt of their NPC will 
 Rules that always hold (checks.py)
 - Every turn asked ends in exactly one EndTurn or FailTurn. A turn is open in exactly one place: in line, perhaps paused, or in a slot.
 - One turn in flight per NPC, one step under way per engine.
-- A slot's `known` tokens are in its KV, all made under the one adapter noted beside them.
+- A slot's `known` tokens are in its KV, all made under the one voice noted beside them.
 - Turns begin, pause and go on only between steps; so a slot's books are settled before anybody takes it over.
-- An adapter that a slot in work uses is resident.
+- Every adapter of the voice of a slot in work is resident.
 
 The service delivers results in the order in which the engine gave them, and none of an engine after its EngineGone.
 """
@@ -91,6 +91,8 @@ class Scheduler:
         books = self._books
         if event.turn in books.turns:
             raise OurBug("internal", f"Turn {event.turn} was asked twice.", "Restart the service and report its story.")
+        if [use.key for use in event.voice] != [source.key for source in event.sources]:
+            raise OurBug("internal", f"Turn {event.turn} does not say where its adapters are.", "Restart the service and report its story.")
         turn = Sequence(event, books.ledger.asked)
         books.ledger.asked += 1
         refused = self._refusal(turn)
@@ -103,8 +105,7 @@ class Scheduler:
         books.line.join(turn)
         books.of_npc[turn.npc] = turn
         self._deadlines.note_asked(turn)
-        if turn.key is not None:
-            books.adapters.note_asked(turn.key)
+        books.adapters.note_asked(turn.keys)
         books.stirred = True
 
     def _refusal(self, turn: Sequence) -> FailTurn | None:
@@ -218,7 +219,7 @@ class Scheduler:
         flight.enter_extended(step)
         books.budget.note(flight, step)
         books.ledger.note_step(step, rows, prefilled)
-        if books.adapters.note_step({turn.key for turn in flight.turns.values() if turn.key is not None}):
+        if books.adapters.note_step({key for turn in flight.turns.values() for key in turn.keys}):
             books.stirred = True
         for turn in flight.turns.values():
             turn.note_served(books.now_ms)
@@ -312,4 +313,4 @@ class Scheduler:
 
     def statistics(self) -> dict[str, object]:
         """Plain values with string keys, ready for the wire."""
-        return checks.statistics(self._books, self._seating)
+        return checks.statistics(self._books, self._seating, self._admission)

@@ -1,7 +1,8 @@
 """An engine's life as the scheduler sees it: it starts, its adapters come or are refused, it dies. Decides who is lost and who is to blame.
 
 What a dead engine held is gone, and every open turn with it. An adapter that was there twice when an engine died, and has never been
-through a step, is set aside: its turns fail by its name, so that the others live.
+through a step, is set aside: turns whose voice has it fail by its name, so that the others live. So do those whose adapter is refused; what
+else their voice needed stays where it is, for others.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class EngineLife:
                 self._endings.fail(turn, refused)
 
     def on_gone(self, event: ev.EngineGone) -> None:
-        in_use = {turn.key for turn in self._books.slots.busy() if turn.key is not None}
+        in_use = {key for turn in self._books.slots.busy() for key in turn.keys}
         for key in self._books.adapters.note_death(in_use):
             self._books.answer.tell(SetAside(key, self._books.adapters.path(key)))
         self._lose(event.reason)
@@ -63,9 +64,11 @@ class EngineLife:
         return self._set_aside(turn) or refusal(turn, self._books.n_ctx, self._books.config)
 
     def _set_aside(self, turn: Sequence) -> FailTurn | None:
-        if turn.key is None or not self._books.adapters.is_set_aside(turn.key):
+        is_set_aside = self._books.adapters.suspects.is_set_aside
+        source = next((source for source in turn.asked.sources if is_set_aside(source.key)), None)
+        if source is None:
             return None
-        message = f"The adapter '{turn.asked.adapter_path}' of NPC '{turn.npc}' has ended the engine twice and is set aside."
+        message = f"The adapter '{source.path}' of NPC '{turn.npc}' has ended the engine twice and is set aside."
         return FailTurn(turn.turn, "adapter_set_aside", message, "Replace the file, and load its pack again.")
 
     def on_adapter(self, event: ev.AdapterReported) -> None:
@@ -75,9 +78,10 @@ class EngineLife:
         self._books.stirred = True
         if isinstance(result, AdapterLoaded):
             adapters.note_loaded(result.key, result.bytes_resident)
+            self._books.line.note_complete(result.key, adapters.resident)
             return
         adapters.note_refused(result.key)
-        for turn in [turn for turn in self._books.line if turn.key == result.key]:
+        for turn in [turn for turn in self._books.line if result.key in turn.keys]:
             self._endings.fail(turn, FailTurn(turn.turn, result.code, result.message, result.hint))
 
     def on_retired(self, event: ev.AdapterRetired) -> None:

@@ -9,9 +9,10 @@ an engine that holds less than was promised fills it up itself, from the history
 
 Rules that always hold
 - One step is under way at the most. Turns begin, pause and resume only between steps.
-- Kept tokens are there, are the head of the turn's own sequence, and were made under its own adapter and scale.
+- Kept tokens are there, are the head of the turn's own sequence, and were made under its own voice: the same adapters and scales.
 - Every token that is added to a slot is the next one of the NPC it belongs to.
-- An adapter is resident while anybody speaks with it or is extended with it. Who is paused needs it again when it is resumed.
+- All adapters of a voice are resident while anybody speaks with it or is extended with it. Who is paused needs them again afterwards.
+- What else is to be said of adapters stands in adapter_truth.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Any
 from personae.engine import batch
 from personae.engine.batch import ExtendSlot, Order, PrefillChunk, RowDone, RunStep, StepDone
 from personae.scheduler import events as ev
-from personae.types import AdapterKey, AdapterUse, NpcId, Slot, Stash, Token, TurnId
+from personae.scheduler.adapter_truth import AdapterTruth
+from personae.scheduler.settings import SchedulerConfig
+from personae.types import NpcId, Slot, Stash, Token, TurnId, Voice
 
 
 @dataclass(slots=True)
@@ -31,14 +34,14 @@ class Kv:
     """What a slot or a stash holds."""
 
     tokens: list[Token] = field(default_factory=list)
-    adapter: AdapterUse | None = None  # under which all of it was made
+    voice: Voice = ()  # under which all of it was made
     npc: NpcId | None = None  # whose talk it is
     turn: TurnId | None = None  # that was seated in it last
     comes: tuple[Token, ...] = ()  # all that its NPC's next prompt will begin with, as far as that turn told
     n_bytes: int = 0  # of a stash; 0: not reported yet
 
     def copy(self, keep: int | None = None) -> Kv:
-        return Kv(self.tokens[:keep], self.adapter, self.npc)
+        return Kv(self.tokens[:keep], self.voice, self.npc)
 
     def cut(self, keep: int) -> None:
         del self.tokens[keep:]
@@ -65,11 +68,13 @@ class Turn:
 class EngineTruth:
     """One service's engines, one life after the other."""
 
-    def __init__(self, asked: Mapping[TurnId, Turn], who_asked: Callable[[str, str], list[NpcId]], max_adapters: int | None = None) -> None:
-        """`asked`: the open turns. `who_asked(kind, path)`: of which NPCs a KV file is wanted. `max_adapters` None: not judged."""
+    def __init__(
+        self, asked: Mapping[TurnId, Turn], who_asked: Callable[[str, str], list[NpcId]], config: SchedulerConfig | None = None
+    ) -> None:
+        """`asked`: the open turns. `who_asked(kind, path)`: of which NPCs a KV file is wanted. `config` None: no limits are judged."""
         self._asked = asked
         self._who_asked = who_asked
-        self._max_adapters = max_adapters
+        self.adapters = AdapterTruth(lambda: [turn.asked for turn in asked.values()], config)
         self.n_orders = self.n_steps = 0
         self.forget()
         self._work: dict[type, Callable[[Any], None]] = {
@@ -99,8 +104,7 @@ class EngineTruth:
         self._last_stash = -1
         self._reading: dict[Stash, NpcId] = {}
         self._turns: dict[TurnId, Turn] = {}  # that it has begun
-        self._resident: set[AdapterKey] = set()
-        self._loading: set[AdapterKey] = set()
+        self.adapters.forget()
         self._flight: RunStep | None = None
         self._behind: list[Order] = []  # orders given while it is under way
 
@@ -150,28 +154,14 @@ class EngineTruth:
     # --- adapters -------------------------------------------------------------------------------------------------------
 
     def _load(self, order: batch.LoadAdapter) -> None:
-        assert order.path, f"adapter {order.key} is to be loaded from nowhere"
-        assert order.key not in self._resident | self._loading, f"adapter {order.key} is loaded twice"
-        self._loading.add(order.key)
-        n_adapters = len(self._resident) + len(self._loading)
-        assert self._max_adapters is None or n_adapters <= self._max_adapters, f"{n_adapters} adapters are more than may be"
+        self.adapters.load(order)
 
     def _free(self, order: batch.FreeAdapter) -> None:
-        assert order.key in self._resident, f"adapter {order.key} is freed and not there"
         dropped = self._dropped()
         seated = [each.asked for turn, each in self._turns.items() if each.slot is not None and turn not in dropped]
-        users = [asked.turn for asked in seated if asked.adapter is not None and asked.adapter.key == order.key]
+        users = [asked.turn for asked in seated if any(use.key == order.key for use in asked.voice)]
         assert not users, f"adapter {order.key} is freed while turn {users[0]} speaks with it"
-        self._resident.remove(order.key)
-
-    def adapter_reported(self, result: batch.AdapterLoaded | batch.AdapterRefused) -> None:
-        if result.key in self._loading:  # else the last word of an engine that is gone
-            self._loading.remove(result.key)
-            if isinstance(result, batch.AdapterLoaded):
-                self._resident.add(result.key)
-
-    def _is_there(self, adapter: AdapterUse | None) -> bool:
-        return adapter is None or adapter.key in self._resident
+        self.adapters.free(order)
 
     # --- turns in slots -------------------------------------------------------------------------------------------------
 
@@ -181,7 +171,7 @@ class EngineTruth:
         assert order.turn not in self._turns, f"{who} begins twice"
         others = [other for other, each in self._turns.items() if each.asked.npc == turn.asked.npc]
         assert not others, f"{who} begins while turn {others[0]} of the same NPC is open"
-        assert order.adapter == turn.asked.adapter, f"{who} begins with another adapter than its NPC's"
+        assert order.voice == turn.asked.voice, f"{who} begins with another voice than its NPC's"
         assert order.keep < len(turn.asked.prompt) + (not turn.asked.draws), f"{who} has nothing left to draw a first token from"
         self._seat(turn, order, who)
         self._turns[order.turn] = turn
@@ -193,16 +183,16 @@ class EngineTruth:
         self._seat(turn, order, who)
 
     def _seat(self, turn: Turn, order: batch.BeginTurn | batch.ResumeTurn, who: str) -> None:
-        slot, keep, use = order.slot, order.keep, turn.asked.adapter
+        slot, keep, voice = order.slot, order.keep, turn.asked.voice
         kv = self._free_slot(slot, who)
-        assert self._is_there(use), f"the adapter of {who} is not resident"
+        assert self.adapters.are_there(voice), f"an adapter of {who} is not resident"
         assert keep <= len(kv.tokens), f"{who} keeps {keep} tokens of slot {slot}, which holds {len(kv.tokens)}"
         assert tuple(kv.tokens[:keep]) == order.history, f"{who} keeps other tokens than slot {slot} holds"
         assert order.history == turn.due[:keep], f"{who} keeps tokens that are not its NPC's own: they were of NPC '{kv.npc}'"
-        assert keep == 0 or kv.adapter == use, f"{who} keeps KV that was made under another adapter or scale"
+        assert keep == 0 or kv.voice == voice, f"{who} keeps KV that was made under another adapter or scale"
         assert self._can_cut or keep in (0, len(kv.tokens)), f"{who} cuts slot {slot} in a memory that cannot be cut"
         kv.cut(keep)
-        kv.npc, kv.turn, kv.adapter, turn.slot = turn.asked.npc, turn.asked.turn, use, slot
+        kv.npc, kv.turn, kv.voice, turn.slot = turn.asked.npc, turn.asked.turn, voice, slot
 
     def _pause(self, order: batch.PauseTurn) -> None:
         turn = self._turns.get(order.turn)
@@ -263,7 +253,7 @@ class EngineTruth:
         kv = self._slots[order.slot] if order.slot is not None else self._stashes.get(order.stash or Stash(0))
         assert kv is not None, f"{order.path} is to be written of nothing that is there"
         assert tuple(kv.tokens) == order.tokens, f"{order.path} is to be written of other tokens than are held"
-        assert kv.adapter == order.adapter, f"{order.path} is to be written as KV of another adapter"
+        assert kv.voice == order.voice, f"{order.path} is to be written as KV of another voice"
         assert kv.npc in self._who_asked("save", order.path), f"{order.path} is to be written of NPC '{kv.npc}', for which nobody asked"
 
     def _read(self, order: batch.ReadKv) -> None:
@@ -281,7 +271,7 @@ class EngineTruth:
             case batch.KvRead(stash=stash) if stash in self._reading:
                 owner = self._reading.pop(stash)
                 if not result.reason:
-                    self._stashes[stash] = Kv(list(result.tokens), result.adapter, owner, n_bytes=result.n_bytes)
+                    self._stashes[stash] = Kv(list(result.tokens), result.voice, owner, n_bytes=result.n_bytes)
 
     # --- a step ---------------------------------------------------------------------------------------------------------
 
@@ -300,7 +290,7 @@ class EngineTruth:
 
     def _at_work(self, turn_id: TurnId) -> tuple[Turn, Kv]:
         turn, kv = self._seated(turn_id)
-        assert self._is_there(turn.asked.adapter), f"the adapter of turn {turn_id} is not resident"
+        assert self.adapters.are_there(turn.asked.voice), f"an adapter of turn {turn_id} is not resident"
         return turn, kv
 
     def _seated(self, turn_id: TurnId) -> tuple[Turn, Kv]:
@@ -337,7 +327,7 @@ class EngineTruth:
         assert order.held == len(kv.tokens), f"slot {order.slot} is extended at {order.held}; it holds {len(kv.tokens)} tokens"
         end = order.held + len(order.tokens)
         assert kv.comes[:end] == (*kv.tokens, *order.tokens), f"slot {order.slot} is extended by what NPC '{kv.npc}' will not say or hear"
-        assert self._is_there(kv.adapter), f"slot {order.slot} is extended under an adapter that is not resident"
+        assert self.adapters.are_there(kv.voice), f"slot {order.slot} is extended under an adapter that is not resident"
         assert end <= self._n_ctx, f"slot {order.slot} is extended beyond its end"
 
     def step_done(self, step: StepDone) -> None:

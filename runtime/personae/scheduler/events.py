@@ -11,7 +11,7 @@ from personae.engine.batch import AdapterLoaded, AdapterRefused, KvResult, StepD
 from personae.types import (
     NO_DEADLINES,
     AdapterKey,
-    AdapterUse,
+    AdapterSource,
     Deadlines,
     FinishReason,
     Limits,
@@ -22,6 +22,7 @@ from personae.types import (
     SamplingParams,
     Token,
     TurnId,
+    Voice,
 )
 
 
@@ -37,8 +38,8 @@ class TurnAsked:
     turn: TurnId
     npc: NpcId
     prompt: tuple[Token, ...]
-    adapter: AdapterUse | None
-    adapter_path: str  # where to load it from when it is not resident; "" without adapter
+    voice: Voice
+    sources: tuple[AdapterSource, ...]  # of each adapter of the voice, in its order
     sampling: SamplingParams
     rules: ReplyRules
     limits: Limits

@@ -104,12 +104,12 @@ def plan(
 ) -> Flight | None:
     """The next step: those who speak, as many as its time allows; prompts by class and age in what is left of it; when nobody is at work, a
     parked slot is extended. None: nothing to do. `busy` in order of slots; `last`: the step before, None if there was nothing to do."""
-    voices = [turn for turn in busy if turn.speaks]
+    speakers = [turn for turn in busy if turn.speaks]
     prompts = [turn for turn in busy if turn.prompt_left > 0]
     if prompts:
         prompts.sort(key=lambda turn: _urgency(turn, turn.class_at(now_ms, config.ageing_ms)))
-        return _shared(voices, prompts, budget, now_ms, config, mode, last.held_up if last else 0)
-    decode = fitting(voices, budget, now_ms, config, mode)
+        return _shared(speakers, prompts, budget, now_ms, config, mode, last.held_up if last else 0)
+    decode = fitting(speakers, budget, now_ms, config, mode)
     extensions = [] if decode else list(_extensions(owed, budget))
     return Flight(decode, [], {turn.turn: turn for turn in decode}, extensions) if decode or extensions else None
 
@@ -120,7 +120,7 @@ def _urgency(turn: Sequence, its_class: int) -> tuple[int, bool, int]:
 
 
 def _shared(
-    voices: list[Sequence],
+    speakers: list[Sequence],
     prompts: list[Sequence],
     budget: StepBudget,
     now_ms: float,
@@ -131,9 +131,9 @@ def _shared(
     """A step while prompts wait. Where they and those who speak do not fit into one, they take turns: prompts wait for PATIENCE steps and
     get the next to themselves. Nobody waits longer for a first word because of a prompt of a lower class behind it: that is left out."""
     head_class = prompts[0].class_at(now_ms, config.ageing_ms)
-    ahead = ahead_of(prompts[0], voices, now_ms, config)
-    speaking = set() if held_up >= (LONG_PATIENCE if ahead else PATIENCE) else {*ahead, *due(prompts[0], voices, now_ms, config)}
-    decode = fitting([turn for turn in voices if turn in speaking], budget, now_ms, config, mode)
+    ahead = ahead_of(prompts[0], speakers, now_ms, config)
+    speaking = set() if held_up >= (LONG_PATIENCE if ahead else PATIENCE) else {*ahead, *due(prompts[0], speakers, now_ms, config)}
+    decode = fitting([turn for turn in speakers if turn in speaking], budget, now_ms, config, mode)
     chunks = _Chunks(budget, config, mode, budget.decode_ms(len(decode), n_decodes(decode, mode)))
     may_wait = bool(decode) and not ahead  # the next step has no rows
     if not (may_wait and budget.would_split(prompts[0].prompt_left, chunks.spent_ms)):
@@ -145,11 +145,11 @@ def _shared(
 
 def n_decodes(rows: list[Sequence], mode: MixMode) -> int:
     """Calls of llama_decode for these rows."""
-    return len({turn.adapter for turn in rows}) if mode is MixMode.GROUPED else min(1, len(rows))
+    return len({turn.voice for turn in rows}) if mode is MixMode.GROUPED else min(1, len(rows))
 
 
 class _Chunks:
-    """The chunks of one step. Neighbours of one length share a decode where adapters are mixed: a line that everybody hears."""
+    """The chunks of one step. Neighbours of one length share a decode where voices are mixed: a line that everybody hears."""
 
     def __init__(self, budget: StepBudget, config: SchedulerConfig, mode: MixMode, spent_ms: float) -> None:
         self._budget, self._most_tokens, self._is_mixed = budget, config.prefill_chunk, mode is MixMode.MIXED

@@ -1,12 +1,12 @@
 """Which KV is kept in the engine's host memory, and what goes when there is no room. Knows tokens, owners and bytes; no slots or time.
 
 A *stash* holds the whole KV of one sequence. It belongs to an NPC that has no slot, or to a turn that is paused; whoever begins with the
-same tokens under the same adapter may start from it too. The one used longest ago goes first, that of a paused turn never for another's
+same tokens under the same voice may start from it too. The one used longest ago goes first, that of a paused turn never for another's
 sake: there somebody is in the middle of a sentence. Nothing goes for what does not fit even so. What is gone is prefilled again.
 
 How many bytes a stash has is known when the engine has reported it. Until then it counts by its tokens, at the price of the last report.
 
-The shelf of one adapter is sorted by tokens, so that what shares most with a prompt stands beside the place where the prompt would stand:
+The shelf of one voice is sorted by tokens, so that what shares most with a prompt stands beside the place where the prompt would stand:
 a thousand stashes are searched in ten comparisons.
 """
 
@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from personae.engine.batch import DropStash, KvRead, SlotStashed
 from personae.scheduler.sequence import Sequence, common_prefix
-from personae.types import AdapterUse, NpcId, Stash, Token, TurnId
+from personae.types import NpcId, Stash, Token, TurnId, Voice
 
 WORTH_KEEPING = 32  # tokens; fewer are prefilled in the time that moving them takes
 
@@ -32,7 +32,7 @@ class Stashed:
     stash: Stash
     npc: NpcId
     tokens: tuple[Token, ...]
-    adapter: AdapterUse | None
+    voice: Voice
     n_bytes: int  # guessed until the engine has reported it
     turn: TurnId | None = None  # the paused turn that goes on from it
     is_saved: bool = False  # read from a file
@@ -45,7 +45,7 @@ class HostMemory:
         self._stashes: dict[Stash, Stashed] = {}  # in order of use, longest ago first
         self._of_npc: dict[NpcId, Stashed] = {}  # of those whose turn is not paused
         self._of_turn: dict[TurnId, Stashed] = {}
-        self._shelves: dict[AdapterUse | None, list[tuple[tuple[Token, ...], Stash]]] = {}
+        self._shelves: dict[Voice, list[tuple[tuple[Token, ...], Stash]]] = {}
         self._token_bytes = 0.0  # of one token; 0: nobody knows yet
         self._last = 0
         self.n_bytes = 0
@@ -83,9 +83,9 @@ class HostMemory:
         """Its own: what it left when it was paused; before it has begun, what its NPC left."""
         return self._of_turn.get(turn.turn) if turn.has_begun else self._of_npc.get(turn.npc)
 
-    def longest(self, adapter: AdapterUse | None, goal: tuple[Token, ...], *, whole: bool) -> tuple[Stashed | None, int]:
-        """What shares most tokens with `goal` under this adapter, and how many. `whole`: only what is a prefix of `goal` altogether."""
-        shelf = self._shelves.get(adapter, [])
+    def longest(self, voice: Voice, goal: tuple[Token, ...], *, whole: bool) -> tuple[Stashed | None, int]:
+        """What shares most tokens with `goal` under this voice, and how many. `whole`: only what is a prefix of `goal` altogether."""
+        shelf = self._shelves.get(voice, [])
         if whole:
             return self._longest_prefix(shelf, goal)
         at = bisect_left(shelf, (goal,))
@@ -112,7 +112,7 @@ class HostMemory:
         self,
         npc: NpcId,
         tokens: list[Token],
-        adapter: AdapterUse | None,
+        voice: Voice,
         *,
         turn: TurnId | None = None,
         but: Stashed | None = None,
@@ -124,7 +124,7 @@ class HostMemory:
         drops = self._make_room(n_bytes, but)
         if self.n_bytes + n_bytes > self._limit:
             return None, drops
-        stashed = Stashed(self.new_name(), npc, tuple(tokens), adapter, n_bytes, turn)
+        stashed = Stashed(self.new_name(), npc, tuple(tokens), voice, n_bytes, turn)
         self._put(stashed)
         self.kept += 1
         return stashed, drops
@@ -135,7 +135,7 @@ class HostMemory:
         drops += self._make_room(read.n_bytes, None)
         if self.n_bytes + read.n_bytes > self._limit:
             return False, [*drops, DropStash(read.stash)]
-        self._put(Stashed(read.stash, npc, read.tokens, read.adapter, read.n_bytes, is_saved=True, is_measured=True))
+        self._put(Stashed(read.stash, npc, read.tokens, read.voice, read.n_bytes, is_saved=True, is_measured=True))
         return True, drops
 
     def note_stashed(self, report: SlotStashed) -> list[DropStash]:
@@ -165,10 +165,10 @@ class HostMemory:
             del self._of_turn[stashed.turn]
         else:
             del self._of_npc[stashed.npc]
-        shelf = self._shelves[stashed.adapter]
+        shelf = self._shelves[stashed.voice]
         del shelf[bisect_left(shelf, (stashed.tokens, stashed.stash))]
         if not shelf:
-            del self._shelves[stashed.adapter]
+            del self._shelves[stashed.voice]
         self.n_bytes -= stashed.n_bytes
 
     def note_ended(self, turn: Sequence) -> list[DropStash]:
@@ -191,7 +191,7 @@ class HostMemory:
             self._of_turn[stashed.turn] = stashed
         else:
             self._of_npc[stashed.npc] = stashed
-        insort(self._shelves.setdefault(stashed.adapter, []), (stashed.tokens, stashed.stash))
+        insort(self._shelves.setdefault(stashed.voice, []), (stashed.tokens, stashed.stash))
         self.n_bytes += stashed.n_bytes
 
     def _make_room(self, n_bytes: int, but: Stashed | None) -> list[DropStash]:
@@ -223,10 +223,10 @@ class HostMemory:
         for turn, stashed in self._of_turn.items():
             assert stashed.turn == turn, f"the stash of turn {turn} is another's"
             assert stashed.tokens == paused[turn].goal[: len(stashed.tokens)], f"turn {turn} has left other tokens than it computed"
-            assert stashed.adapter == paused[turn].adapter, f"the stash of turn {turn} was made under another adapter"
-        for adapter, shelf in self._shelves.items():
+            assert stashed.voice == paused[turn].voice, f"the stash of turn {turn} was made under another voice"
+        for voice, shelf in self._shelves.items():
             assert shelf == sorted(shelf), "a shelf is out of order"
-            assert all(self._stashes[stash].adapter == adapter for _, stash in shelf), "a stash stands on another adapter's shelf"
+            assert all(self._stashes[stash].voice == voice for _, stash in shelf), "a stash stands on another voice's shelf"
         assert sum(map(len, self._shelves.values())) == len(self._stashes), "a stash stands on no shelf, or on two"
 
     def statistics(self) -> dict[str, object]:

@@ -55,9 +55,9 @@ class KvFiles:
     def _order(self, event: KvSaveAsked, turn: Sequence | None) -> Order | None:
         place = self._slots.of(event.npc)
         if place is not None and place.known:
-            return WriteKv(event.path, place.slot, None, tuple(place.known), place.adapter)
+            return WriteKv(event.path, place.slot, None, tuple(place.known), place.voice)
         stashed = (self._host.of_turn(turn) if turn is not None else None) or self._host.of_npc(event.npc)
-        return WriteKv(event.path, None, stashed.stash, stashed.tokens, stashed.adapter) if stashed is not None else None
+        return WriteKv(event.path, None, stashed.stash, stashed.tokens, stashed.voice) if stashed is not None else None
 
     def note_written(self, report: KvWritten) -> Iterator[Action]:
         """An answer to nobody is the last word of an engine that is gone."""

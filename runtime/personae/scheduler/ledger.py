@@ -87,7 +87,7 @@ class Ledger:
         if rows:
             counters.decodes += step.n_decodes
             counters.rows += rows
-            counters.mixed_decodes += step.n_adapters > step.n_decodes  # grouped mode decodes each adapter apart
+            counters.mixed_decodes += step.n_voices > step.n_decodes  # grouped mode decodes each voice apart
             counters.by_rows[rows] = counters.by_rows.get(rows, 0) + 1
 
     def retry_after_ms(self, waiting: int, n_slots: int) -> int:

@@ -8,7 +8,7 @@ Rules that always hold
 - Every turn asked ends once, with the tokens that were drawn for it, and the engine is told of each end it did not make itself.
 - A turn's first word is marked as the first, and no other.
 - Nothing is held of an NPC that is gone. An adapter that was set aside is not loaded again.
-- Stashes are within the host memory they may have.
+- Stashes and adapters are within the memory they may have.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Referee:
         self._kv_asked: Counter[tuple[str, NpcId, str]] = Counter()  # kind, whose, path
         self._set_aside: set[AdapterKey] = set()
         self._gone: set[NpcId] = set()
-        self.engine = EngineTruth(self._open, self._who_asked, config.max_adapters if config else None)
+        self.engine = EngineTruth(self._open, self._who_asked, config)
         self._hear: dict[type, Callable[[Any], None]] = {
             ev.TurnAsked: self._asked,
-            ev.AdapterRetired: lambda event: self._set_aside.discard(event.key),  # whoever brings it again may try again
+            ev.AdapterRetired: lambda event: self._retired(event.key),
             ev.NpcGone: lambda event: self._gone.add(event.npc),
             ev.KvSaveAsked: lambda event: self._kv_asked.update([("save", event.npc, event.path)]),
             ev.KvLoadAsked: self._load_asked,
             ev.StepReported: lambda event: self.engine.step_done(event.step),
             ev.FaultReported: lambda event: self.engine.end_turn(event.fault.turn),
-            ev.AdapterReported: lambda event: self.engine.adapter_reported(event.result),
+            ev.AdapterReported: lambda event: self.engine.adapters.reported(event.result),
             ev.KvReported: lambda event: self.engine.kv_reported(event.result),
             ev.EngineStarted: lambda event: self.engine.start(event),
             ev.EngineGone: lambda event: self.engine.forget(),
@@ -128,6 +128,11 @@ class Referee:
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
+    def _retired(self, key: AdapterKey) -> None:
+        """Whoever brings it again may try again."""
+        self._set_aside.discard(key)
+        self.engine.adapters.retired(key)
+
     def _ordered(self, command: act.Command) -> None:
         order = command.order
         if isinstance(order, LoadAdapter):
@@ -138,6 +143,7 @@ class Referee:
         """What must hold after every answer."""
         for turn in self.engine.not_told():
             raise AssertionError(f"turn {turn} has ended and the engine was not told")
+        self.engine.adapters.judge()
         if not self.engine.is_settled:
             return
         for where, npc in self.engine.owners():

@@ -1,10 +1,10 @@
 """Who of those that speak gets a token in the next step. Decides order and rotation; how many fit is the budget's to say.
 
-A voice of a higher class goes first, then the one that was heard longest ago; whoever is not heard rises a class each second, so that all
+Who is of a higher class goes first, then who was heard longest ago; whoever is not heard rises a class each second, so that all
 go on. The rows of a step are neighbours in the order of slots where that can be had: the engine keeps them side by side in memory, and
 would have to move KV for any other choice. So those of one class take turns in fixed parties.
 
-While somebody waits for a first word, voices of that class speak at the pace of a reader, no faster, and below a player's not at all for a
+While somebody waits for a first word, those of that class speak at the pace of a reader, no faster, and below a player's not at all for a
 second: a decode of few rows costs nearly as much as one of many, and the time saved goes to the prompt. They catch up after it. When one of
 them is due, its whole class speaks: their rows cost little beside its own.
 """
@@ -17,40 +17,40 @@ from math import ceil
 from personae.scheduler.budget import StepBudget
 from personae.scheduler.sequence import Sequence
 from personae.scheduler.settings import SchedulerConfig
-from personae.types import AdapterUse, MixMode
+from personae.types import MixMode, Voice
 
-RISE_MS = 1000.0  # unheard for so long, a voice goes first as one of the class above does
-YIELD_MS = 1000.0  # that voices below a player's class are silent for the sake of a player's prompt
+RISE_MS = 1000.0  # unheard for so long, a turn goes first as one of the class above does
+YIELD_MS = 1000.0  # that speakers below a player's class are silent for the sake of a player's prompt
 
 
-def fitting(voices: Ordered[Sequence], budget: StepBudget, now_ms: float, config: SchedulerConfig, mode: MixMode) -> list[Sequence]:
-    """As many of `voices`, in order of slots, as a step has time for; at least one of them."""
-    if not voices:
+def fitting(speakers: Ordered[Sequence], budget: StepBudget, now_ms: float, config: SchedulerConfig, mode: MixMode) -> list[Sequence]:
+    """As many of `speakers`, in order of slots, as a step has time for; at least one of them."""
+    if not speakers:
         return []
     if mode is MixMode.GROUPED:
-        chosen = set(_groups(voices, budget, now_ms, config))
+        chosen = set(_groups(speakers, budget, now_ms, config))
     else:
-        chosen = set(_party(voices, budget.rows(len(voices)), now_ms, config))
-    return [turn for turn in voices if turn in chosen]
+        chosen = set(_party(speakers, budget.rows(len(speakers)), now_ms, config))
+    return [turn for turn in speakers if turn in chosen]
 
 
-def ahead_of(head: Sequence, voices: Ordered[Sequence], now_ms: float, config: SchedulerConfig) -> list[Sequence]:
-    """Voices that speak as if the prompt of `head` were not there: those of a higher class, and all if nobody waits to hear it."""
+def ahead_of(head: Sequence, speakers: Ordered[Sequence], now_ms: float, config: SchedulerConfig) -> list[Sequence]:
+    """Those that speak as if the prompt of `head` were not there: those of a higher class, and all if nobody waits to hear it."""
     if not head.asked.draws:
-        return list(voices)
-    return [turn for turn in voices if _is_above(turn, head, now_ms, config)]
+        return list(speakers)
+    return [turn for turn in speakers if _is_above(turn, head, now_ms, config)]
 
 
-def due(head: Sequence, voices: Ordered[Sequence], now_ms: float, config: SchedulerConfig) -> list[Sequence]:
+def due(head: Sequence, speakers: Ordered[Sequence], now_ms: float, config: SchedulerConfig) -> list[Sequence]:
     """Of the others, those whose turn it is to speak all the same."""
-    others = [] if not head.asked.draws else [turn for turn in voices if not _is_above(turn, head, now_ms, config)]
+    others = [] if not head.asked.draws else [turn for turn in speakers if not _is_above(turn, head, now_ms, config)]
     below = [turn for turn in others if head.native_class == 0 and _is_above(head, turn, now_ms, config)]
     level = [turn for turn in others if turn not in below]
     return [*_all_if_one_is(level, config.pace_ms, now_ms), *_all_if_one_is(below, max(YIELD_MS, config.pace_ms), now_ms)]
 
 
-def _all_if_one_is(voices: list[Sequence], pace_ms: float, now_ms: float) -> list[Sequence]:
-    return voices if any(now_ms - turn.heard_ms >= pace_ms for turn in voices) else []
+def _all_if_one_is(speakers: list[Sequence], pace_ms: float, now_ms: float) -> list[Sequence]:
+    return speakers if any(now_ms - turn.heard_ms >= pace_ms for turn in speakers) else []
 
 
 def _is_above(one: Sequence, other: Sequence, now_ms: float, config: SchedulerConfig) -> bool:
@@ -61,12 +61,12 @@ def _rank(turn: Sequence, now_ms: float, config: SchedulerConfig) -> int:
     return max(0, turn.class_at(now_ms, config.ageing_ms) - int((now_ms - turn.heard_ms) / RISE_MS))
 
 
-def _party(voices: Ordered[Sequence], room: int, now_ms: float, config: SchedulerConfig) -> list[Sequence]:
+def _party(speakers: Ordered[Sequence], room: int, now_ms: float, config: SchedulerConfig) -> list[Sequence]:
     """The highest ranks whole, as far as they fit; of the next a party."""
-    if len(voices) <= room:
-        return list(voices)
+    if len(speakers) <= room:
+        return list(speakers)
     levels: dict[int, list[Sequence]] = {}
-    for turn in voices:
+    for turn in speakers:
         levels.setdefault(_rank(turn, now_ms, config), []).append(turn)
     chosen: list[Sequence] = []
     for _, level in sorted(levels.items()):
@@ -87,12 +87,12 @@ def _neighbours(level: list[Sequence], room: int) -> list[Sequence]:
     return level[first : first + length]
 
 
-def _groups(voices: Ordered[Sequence], budget: StepBudget, now_ms: float, config: SchedulerConfig) -> list[Sequence]:
-    """Whole adapters, each of which costs a decode; only one that is too long for any step is split."""
-    by_use: dict[AdapterUse | None, list[Sequence]] = {}
-    for turn in voices:
-        by_use.setdefault(turn.adapter, []).append(turn)
-    in_order = sorted(by_use.values(), key=lambda group: min((_rank(turn, now_ms, config), turn.heard_ms) for turn in group))
+def _groups(speakers: Ordered[Sequence], budget: StepBudget, now_ms: float, config: SchedulerConfig) -> list[Sequence]:
+    """Whole voices, each of which costs a decode; only one with too many rows for any step is split."""
+    by_voice: dict[Voice, list[Sequence]] = {}
+    for turn in speakers:
+        by_voice.setdefault(turn.voice, []).append(turn)
+    in_order = sorted(by_voice.values(), key=lambda group: min((_rank(turn, now_ms, config), turn.heard_ms) for turn in group))
     first = in_order[0]
     if not budget.has_room(len(first), 1):
         return _party(first, budget.rows(len(first)), now_ms, config)

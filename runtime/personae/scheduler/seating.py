@@ -1,7 +1,7 @@
 """How a turn gets into a slot and out of it again: where its KV comes from, and what becomes of the KV that was there. Knows no priorities.
 
-What is reused is the common prefix of a sequence that is held somewhere and of what the turn has to compute, if the same adapter at the
-same scale made that KV, and nothing otherwise: KV computed under one adapter is wrong under another, and nobody would notice
+What is reused is the common prefix of a sequence that is held somewhere and of what the turn has to compute, if the same voice made that KV
+(the same adapters at the same scales), and nothing otherwise: KV computed under one voice is wrong under another, and nobody would notice
 (llama.cpp #26207). Whose words they were does not matter: equal tokens give equal KV.
 
 The turn's own comes first: what is in its slot, or what was put aside for it. Another sequence that shares clearly more with it (the
@@ -20,7 +20,7 @@ from personae.engine.batch import CopySlot, DropStash, FetchStash, Order, PauseT
 from personae.scheduler.host import HostMemory, Stashed
 from personae.scheduler.sequence import Place, Sequence, common_prefix
 from personae.scheduler.slots import SlotTable
-from personae.types import AdapterUse, KvSource, Token
+from personae.types import KvSource, Token, Voice
 
 CLEARLY = 16  # tokens that another sequence must share beyond the turn's own; a copy moves a whole sequence, which fewer are not worth
 
@@ -62,7 +62,7 @@ class Seating:
         yield PauseTurn(turn.turn)
         place = self._slots.unseat(turn)
         turn.pause(now_ms)
-        stashed, drops = self._host.keep(turn.npc, place.known, turn.adapter, turn=turn.turn, but=self._host.of_turn(newcomer))
+        stashed, drops = self._host.keep(turn.npc, place.known, turn.voice, turn=turn.turn, but=self._host.of_turn(newcomer))
         yield from drops
         if stashed is not None:
             yield StashSlot(place.slot, stashed.stash)
@@ -84,7 +84,7 @@ class Seating:
     def is_prepared(self, turn: Sequence) -> bool:
         """Whether the NPC's own slot holds all that a warm turn is to prefill."""
         place = self._slots.of(turn.npc)
-        if turn.asked.draws or place is None or place.turn is not None or place.adapter != turn.adapter:
+        if turn.asked.draws or place is None or place.turn is not None or place.voice != turn.voice:
             return False
         return common_prefix(place.known, turn.goal) == len(turn.goal)
 
@@ -95,11 +95,11 @@ class Seating:
         kind = KvSource.SLOT if place.npc == turn.npc else KvSource.COPY
         best = _Find(self._there(place, turn), kind, place)
         own = self._host.of_turn(turn)
-        if own is not None and (shared := self._shared(own.tokens, own.adapter, turn, self.can_cut_moved)) > best.shared:
+        if own is not None and (shared := self._shared(own.tokens, own.voice, turn, self.can_cut_moved)) > best.shared:
             best = _Find(shared, KvSource.SAVED if own.is_saved else KvSource.HOST, stashed=own)
         found = self._longest_in(self._slots, turn, best)
         at_least = best.shared + CLEARLY if found is best else found.shared + 1
-        stashed, shared = self._host.longest(turn.adapter, turn.goal[: turn.most_kept], whole=not self.can_cut_moved)
+        stashed, shared = self._host.longest(turn.voice, turn.goal[: turn.most_kept], whole=not self.can_cut_moved)
         if stashed is not None and shared >= at_least:
             found = _Find(shared, KvSource.COPY, stashed=stashed)
         return found
@@ -114,7 +114,7 @@ class Seating:
 
     def _there(self, place: Place, turn: Sequence) -> int:
         """How many tokens of the slot as it is the turn can keep. What was appended to a sequence after it was moved can be cut."""
-        shared = self._shared(place.known, place.adapter, turn, self.can_cut)
+        shared = self._shared(place.known, place.voice, turn, self.can_cut)
         return shared if self.can_cut_moved or shared >= place.n_moved else 0
 
     def _may_share(self, place: Place, turn: Sequence, n_tokens: int) -> bool:
@@ -123,11 +123,11 @@ class Seating:
         return min(len(known), turn.most_kept) >= n_tokens and known[n_tokens - 1] == goal[n_tokens - 1]
 
     def _moved_here(self, other: Place, turn: Sequence) -> int:
-        return self._shared(other.known, other.adapter, turn, self.can_cut_moved)
+        return self._shared(other.known, other.voice, turn, self.can_cut_moved)
 
-    def _shared(self, known: list[Token] | tuple[Token, ...], adapter: AdapterUse | None, turn: Sequence, can_cut: bool) -> int:
+    def _shared(self, known: list[Token] | tuple[Token, ...], voice: Voice, turn: Sequence, can_cut: bool) -> int:
         """How many of these tokens the turn can keep."""
-        if adapter != turn.adapter:
+        if voice != turn.voice:
             return 0
         shared = min(common_prefix(known, turn.goal), turn.most_kept)
         return shared if can_cut or shared == len(known) else 0
@@ -138,7 +138,7 @@ class Seating:
         """Put aside what another NPC has in the slot. What was read from a file for it meanwhile is newer, and stays."""
         if place.npc is None or place.npc == turn.npc or self._host.of_npc(place.npc) is not None:
             return
-        stashed, drops = self._host.keep(place.npc, place.known, place.adapter, but=but)
+        stashed, drops = self._host.keep(place.npc, place.known, place.voice, but=but)
         yield from drops
         if stashed is not None:
             yield StashSlot(place.slot, stashed.stash)

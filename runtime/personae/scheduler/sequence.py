@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from personae.engine.batch import PrefillChunk, RowDone
 from personae.scheduler.events import TurnAsked
-from personae.types import AdapterKey, AdapterUse, FinishReason, KvSource, NpcId, Priority, Slot, Token, TurnId, Usage
+from personae.types import AdapterKey, FinishReason, KvSource, NpcId, Priority, Slot, Token, TurnId, Usage, Voice
 
 CLASSES = {Priority.PLAYER: 0, Priority.SCENE: 1, Priority.AMBIENT: 2}
 KEPT_AS_DRAWN = (FinishReason.END, FinishReason.LENGTH)
@@ -28,7 +28,7 @@ class Place:
     npc: NpcId | None = None  # None: empty
     known: list[Token] = field(default_factory=list)
     n_moved: int = 0  # of `known`, the first so many, that came from another slot or a stash
-    adapter: AdapterUse | None = None  # under which every token of `known` was computed
+    voice: Voice = ()  # under which every token of `known` was computed
     turn: Sequence | None = None  # None: parked, or empty
     used: int = 0  # rises with each use; the smallest was used longest ago
     owed: tuple[Token, ...] = ()  # what the next prompt will probably have after `known`; only while parked
@@ -38,7 +38,7 @@ class Place:
         return self.turn is None and self.npc is not None
 
     def forget(self) -> None:
-        self.npc, self.adapter, self.n_moved = None, None, 0
+        self.npc, self.voice, self.n_moved = None, (), 0
         self.known.clear()
         self.owed = ()
 
@@ -76,10 +76,13 @@ class Sequence:
     brought: int = 0  # of these, when it was seated last
     drawn: list[Token] = field(default_factory=list)
     pending: Token | None = None  # drawn and not yet fed
+    keys: frozenset[AdapterKey] = frozenset()  # the adapters of its voice
+    invited: bool = False  # its voice became complete while it waited: it may begin though one of these makes room for another turn
     ended: bool = False
 
     def __post_init__(self) -> None:
         self.goal, self.since_ms = self.asked.prompt, self.asked.at_ms
+        self.keys = frozenset(use.key for use in self.asked.voice)
 
     @property
     def turn(self) -> TurnId:
@@ -90,12 +93,8 @@ class Sequence:
         return self.asked.npc
 
     @property
-    def adapter(self) -> AdapterUse | None:
-        return self.asked.adapter
-
-    @property
-    def key(self) -> AdapterKey | None:
-        return self.asked.adapter.key if self.asked.adapter else None
+    def voice(self) -> Voice:
+        return self.asked.voice
 
     # --- where it stands ------------------------------------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class Sequence:
         else:
             self.paused_ms += now_ms - self.since_ms
         self.waited_ms += now_ms - self.since_ms
-        self.since_ms = now_ms
+        self.since_ms, self.invited = now_ms, False
 
     def pause(self, now_ms: float) -> None:
         """Out of its slot. It goes on from the same tokens: a token that was drawn and not fed stays pending."""

@@ -37,7 +37,7 @@ class SlotTable:
 
     def adapters_owed(self) -> set[AdapterKey]:
         """Those that are needed to extend slots."""
-        return {place.adapter.key for place in self._places if place.owed and place.adapter is not None}
+        return {use.key for place in self._places if place.owed for use in place.voice}
 
     def of(self, npc: NpcId) -> Place | None:
         return self._of_npc.get(npc)
@@ -68,7 +68,7 @@ class SlotTable:
     def seat(self, turn: Sequence, place: Place, source: KvSource, now_ms: float) -> None:
         """The turn is at work in its NPC's slot. What `place` knows is what it keeps."""
         assert place.npc == turn.npc, f"slot {place.slot} is not {turn.npc}'s"
-        place.adapter, place.turn = turn.adapter, turn
+        place.voice, place.turn = turn.voice, turn
         turn.begin(place, len(place.known), source, now_ms)
 
     def unseat(self, turn: Sequence) -> Place:
@@ -101,7 +101,7 @@ class SlotTable:
     def note_freed(self, key: AdapterKey) -> None:
         """KV made under the adapter stays true and grows no more."""
         for place in self._places:
-            if place.adapter is not None and place.adapter.key == key:
+            if any(use.key == key for use in place.voice):
                 place.owed = ()
 
     def disown(self, npc: NpcId) -> Place | None:
@@ -134,7 +134,7 @@ class SlotTable:
 def _validate_seat(place: Place, turn: Sequence) -> None:
     assert turn.place is place, f"turn {turn.turn} sits in slot {place.slot} and does not know"
     assert place.npc == turn.npc or (place.npc is None and turn.ended), f"slot {place.slot} is {place.npc}'s, its turn {turn.npc}'s"
-    assert place.adapter == turn.adapter, f"slot {place.slot} holds KV of another adapter than its turn"
+    assert place.voice == turn.voice, f"slot {place.slot} holds KV of another voice than its turn"
     fed = len(turn.drawn) - (turn.pending is not None)
     held = turn.asked.prompt + tuple(turn.drawn[:fed])
     assert tuple(place.known) == held[: len(place.known)], f"slot {place.slot} knows other tokens than turn {turn.turn} computed"

@@ -12,6 +12,7 @@ Paused turns stand in it too, at their old place. They have spoken already: they
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from personae.scheduler.sequence import Sequence
 from personae.scheduler.settings import SchedulerConfig
@@ -75,10 +76,16 @@ class WaitingLine:
             self._passed = 0
 
     def wanted(self) -> set[AdapterKey]:
-        return {turn.key for turn in self._turns.values() if turn.key is not None}
+        return {key for turn in self._turns.values() for key in turn.keys}
 
-    def paused_with(self) -> set[AdapterKey]:
-        return {turn.key for turn in self._turns.values() if turn.key is not None and turn.is_paused}
+    def note_complete(self, key: AdapterKey, here: AbstractSet[AdapterKey]) -> None:
+        """The adapter has come: whose voice is all here by that, is invited."""
+        for turn in self._turns.values():
+            turn.invited |= key in turn.keys and turn.keys <= here
+
+    def note_freed(self, key: AdapterKey) -> None:
+        for turn in self._turns.values():
+            turn.invited &= key not in turn.keys
 
     def validate(self) -> None:
         assert self.n_new <= self._config.max_waiting, f"{self.n_new} turns wait"

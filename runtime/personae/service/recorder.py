@@ -22,6 +22,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from personae import __version__
@@ -34,7 +35,7 @@ from personae.scheduler.settings import SchedulerConfig
 
 log = logging.getLogger("personae.service")
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2  # 2: a turn is asked with a voice of several adapters, and adapters have a budget of bytes
 FLUSH_MS = 1000.0  # of the events' own time
 LONGEST_FRAME = 1 << 26  # bytes; the longest prompt there is takes a twentieth of it
 
@@ -48,6 +49,21 @@ class Header:
     config: SchedulerConfig
 
 
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """The first field of a header, which every version of it has there."""
+
+    version: int
+
+
+def _stamp(members: Any) -> _Stamp:
+    version = members[0] if type(members) is tuple and members else None
+    if type(version) is not int:
+        raise TypeError(f"{version!r} is no version")
+    return _Stamp(version)
+
+
+_STAMPS = Shapes({0: _Stamp}, {_Stamp: _stamp})
 _HEADERS = Shapes({0: Header})
 _EVENTS = Shapes(
     {
@@ -198,13 +214,18 @@ class Record:
                 raise _unreadable(self._path, f"event {number} in it is none") from error
 
     def _header(self) -> Header:
+        frame = next(self._frames, b"")
+        stamp: _Stamp = self._unpacked(_STAMPS, frame)
+        if stamp.version != RECORD_VERSION:
+            raise _unreadable(self._path, f"it is a record of version {stamp.version}, and {RECORD_VERSION} is read here")
+        header: Header = self._unpacked(_HEADERS, frame)
+        return header
+
+    def _unpacked(self, shapes: Shapes, frame: bytes) -> Any:
         try:
-            header: Header = _HEADERS.unpack(next(self._frames, b""))
+            return shapes.unpack(frame)
         except WorldFailed as error:
             raise _unreadable(self._path, f"it is no record, or one of another version than {__version__}") from error
-        if header.version != RECORD_VERSION:
-            raise _unreadable(self._path, f"it has version {header.version}, and {RECORD_VERSION} is read here")
-        return header
 
     def _cut(self) -> Iterator[bytes]:
         at = 0
