@@ -24,8 +24,8 @@ SAMPLING = {
 }  # fmt: skip
 FULL_SAY = {
     "type": "say", "id": 7, "npc": "innkeeper", "text": "Good evening.", "speaker": "Aldric", "priority": "player", "mid_reply": "interrupt",
-    "heard": {"sentences": 1}, "deadline": {"first_ms": 1500.0, "end_ms": 8000.0}, "max_tokens": 120, "max_seconds": 20.0, "max_kv": 1024,
-    "stop": ["\n\n", "THE END"], "sampling": SAMPLING,
+    "heard": {"sentences": 1}, "deadline": {"first_ms": 1500.0, "end_ms": 8000.0}, "mood": "drunk", "max_tokens": 120, "max_seconds": 20.0,
+    "max_kv": 1024, "stop": ["\n\n", "THE END"], "sampling": SAMPLING,
 }  # fmt: skip
 LINES = [
     {"speaker": "Player", "text": "Good evening", "is_npc": False}, {"speaker": "Mira", "text": "Evening, traveller.", "is_npc": True},
@@ -49,8 +49,11 @@ REQUESTS: dict[str, Row] = {
         "session": "9f86d081884c7d65",
     },
     "characters": {"type": "characters", "id": 3},
+    "subscribe": {"type": "subscribe", "id": 37, "packs": True},
+    "subscribe, no more": {"type": "subscribe", "id": 38, "packs": False},
+    "subscribe, asked only": {"type": "subscribe", "id": 39},
     "spawn": {"type": "spawn", "id": 4, "character": "innkeeper"},
-    "spawn with everything": {"type": "spawn", "id": 5, "character": "innkeeper", "npc": "old tom", "player": "Aldric"},
+    "spawn with everything": {"type": "spawn", "id": 5, "character": "innkeeper", "npc": "old tom", "player": "Aldric", "greeting": 2},
     "say": {"type": "say", "id": 6, "npc": "innkeeper", "text": "Good evening"},
     "say with everything": FULL_SAY,
     "say in other scripts": {
@@ -62,7 +65,7 @@ REQUESTS: dict[str, Row] = {
     },
     "say with integers for numbers": {"type": "say", "id": 9, "npc": "a", "text": "x", "max_seconds": 5, "sampling": {"temperature": 0}},
     "say with null for absent": {"type": "say", "id": 10, "npc": "a", "text": "x", "speaker": None, "stop": None, "sampling": None},
-    "say with a key of a later protocol": {"type": "say", "id": 11, "npc": "a", "text": "x", "mood": {"anger": 0.25}},
+    "say with a key of a later protocol": {"type": "say", "id": 11, "npc": "a", "text": "x", "gesture": {"bow": 0.25}},
     "say nothing": {"type": "say", "id": 19, "npc": "innkeeper"},
     "cancel a turn": {"type": "cancel", "id": 12, "turn": 7},
     "cancel a turn, heard in part": {"type": "cancel", "id": 35, "turn": 7, "heard": {"chars": 20}},
@@ -79,7 +82,7 @@ REQUESTS: dict[str, Row] = {
     "observe an event": {"type": "observe", "id": 27, "npcs": ["innkeeper", "guard"], "text": "The door bursts open."},
     "observe a line": {"type": "observe", "id": 28, "npcs": ["innkeeper"], "text": "Halt!", "speaker": "Guard"},
     "warm": {"type": "warm", "id": 29, "npc": "guard"},
-    "warm with priority": {"type": "warm", "id": 30, "npc": "guard", "priority": "scene"},
+    "warm with everything": {"type": "warm", "id": 30, "npc": "guard", "mood": "drunk", "priority": "scene"},
     "save all": {"type": "save", "id": 31},
     "save by name": {"type": "save", "id": 32, "npcs": ["innkeeper", "guard"], "name": "slot_1.auto", "kv": True},
     "restore a document": {"type": "restore", "id": 33, "document": DOCUMENT},
@@ -98,38 +101,53 @@ WELCOME = {
     "limits": {"frame_bytes": 1048576, "frame_values": 65536, "say_bytes": 16384, "line_bytes": 65536, "name_chars": 128, "max_tokens": 4096,
                "max_seconds": 600.0, "stop_strings": 16, "stop_chars": 128, "observers": 256, "lines": 400, "memories": 64, "memory_chars": 2000},
 }  # fmt: skip
+VOICE = [{"adapter": "cd" * 32, "scale": 1.0}, {"adapter": "ef" * 32, "scale": 0.5}]
 SAID = {
     "type": "done", "id": 7, "npc": "innkeeper", "text": "*wipes a mug* Evening, traveller.", "speech": "Evening, traveller.", "finish": "end",
-    "fallback": None, "adapter": "cd" * 32, "seed": 1234567890,
+    "fallback": None, "adapter": "cd" * 32, "voice": VOICE, "mood": None, "seed": 1234567890,
     "usage": {"prompt": 212, "reused": 180, "prefilled": 32, "reply": 11, "source": "slot"},
     "timing": {"queued_ms": 0.4, "ttft_ms": 61.25, "total_ms": 402.5, "paused_ms": 120.5, "pauses": 1},
     "receipt": {"budget": 1888, "cut": [], "reused": 180, "prefilled": 32, "source": "slot"},
 }  # fmt: skip
 SPAWNED = {
     "type": "done", "id": 4, "npc": "innkeeper", "character": "innkeeper", "name": "Mira", "greeting": "Come in, come in.", "adapter": "cd" * 32,
+    "voice": VOICE,
 }  # fmt: skip
-PROBLEM = {"pack": "ghost", "file": "character.toml", "field": "name", "problem": "is missing", "remedy": "Give the character a name."}
+PROBLEM = {
+    "pack": "ghost", "file": "character.toml", "field": "name", "problem": "is missing", "remedy": "Give the character a name.", "severity": "error",
+}  # fmt: skip
+LISTED: list[Row] = [
+    {"id": "innkeeper", "name": "Mira", "adapter": "cd" * 32, "greeting": "Come in, come in.", "greetings": 3,
+     "adapters": [{"file": "voice.gguf", "adapter": "cd" * 32, "scale": 1.0}, {"file": "dialect.gguf", "adapter": None, "scale": 0.5}],
+     "moods": ["drunk", "angry"], "description": "Keeps the inn.", "author": "Ada", "licence": "CC0-1.0", "tags": ["inn"],
+     "portrait": "mira.png", "pack": "innkeeper.persona"},
+    {"id": "guard", "name": "Guard", "adapter": None, "greeting": "", "greetings": 0, "adapters": [], "moods": [], "description": "",
+     "author": "", "licence": "", "tags": [], "portrait": "", "pack": "guard"},
+]  # fmt: skip
 REPLIES: dict[str, Row] = {
     "done: hello": WELCOME,
     "done: hello in grouped mode, warm": {**WELCOME, "mode": "grouped", "mode_reason": "another llama.cpp build", "state": "warm"},
-    "done: characters": {"type": "done", "id": 3, "characters": [
+    "done: characters": {"type": "done", "id": 3, "characters": LISTED, "problems": [PROBLEM]},
+    "done: characters, of an older service": {"type": "done", "id": 3, "characters": [
         {"id": "innkeeper", "name": "Mira", "adapter": "cd" * 32, "greeting": "Come in, come in."},
         {"id": "guard", "name": "Guard", "adapter": None, "greeting": ""}], "problems": [PROBLEM]},
     "done: no characters": {"type": "done", "id": 3, "characters": [], "problems": []},
+    "done: subscribe": {"type": "done", "id": 37, "packs": True},
     "done: spawn": SPAWNED,
     "delta: speech": {"type": "delta", "id": 7, "npc": "innkeeper", "text": "Evening, ", "kind": "speech"},
     "delta: narration": {"type": "delta", "id": 7, "npc": "innkeeper", "text": "*wipes a mug*", "kind": "narration"},
     "delta: astral": {"type": "delta", "id": 8, "npc": "wirtin-zoë", "text": "🍺 夜", "kind": "speech"},
     "done: say": SAID,
-    "done: say, cancelled before a word": {**SAID, "text": "", "speech": "", "finish": "cancelled", "adapter": None,
+    "done: say, cancelled before a word": {**SAID, "text": "", "speech": "", "finish": "cancelled", "adapter": None, "voice": [],
         "usage": {"prompt": 0, "reused": 0, "prefilled": 0, "reply": 0, "source": "none"},
         "timing": {"queued_ms": 3.5, "ttft_ms": -1.0, "total_ms": 4.0, "paused_ms": 0.0, "pauses": 0}},
     "done: say, interrupted": {**SAID, "text": "*wipes a mug* Evening", "speech": "Evening", "finish": "interrupted"},
     "done: say, too late": {**SAID, "text": "Hm. Let me think.", "speech": "Hm. Let me think.", "finish": "deadline", "fallback": "Hm. Let me think."},
+    "done: say, in a mood": {**SAID, "adapter": "ef" * 32, "voice": [{"adapter": "ef" * 32, "scale": 1.25}], "mood": "drunk"},
     "done: say, of an older service": {"type": "done", "id": 7, "npc": "guard", "text": "Halt!", "speech": "Halt!", "finish": "end", "adapter": None,
         "seed": 7, "usage": {"prompt": 9, "reused": 0, "prefilled": 9, "reply": 2}, "timing": {"queued_ms": 0.5, "ttft_ms": 2.0, "total_ms": 8.0},
         "receipt": {}},
-    "done: warm": {"type": "done", "id": 29, "npc": "guard", "finish": "warm", "adapter": None,
+    "done: warm": {"type": "done", "id": 29, "npc": "guard", "finish": "warm", "adapter": None, "voice": [], "mood": None,
         "usage": {"prompt": 180, "reused": 150, "prefilled": 30, "reply": 0, "source": "copy"},
         "timing": {"queued_ms": 0.5, "ttft_ms": -1.0, "total_ms": 95.0, "paused_ms": 0.0, "pauses": 0}, "receipt": {"budget": 1888, "cut": []}},
     "done: cancel": {"type": "done", "id": 12, "cancelled": True, "cut": 13},
@@ -157,6 +175,14 @@ REPLIES: dict[str, Row] = {
     "event: engine ready": {"type": "event", "event": "engine_ready"},
     "event: adapter set aside": {"type": "event", "event": "adapter_set_aside", "adapter": "cd" * 32, "characters": ["innkeeper"],
         "message": "The adapter of innkeeper has ended the engine twice."},
+    "event: pack added": {"type": "event", "event": "pack", "change": "added", "character": "innkeeper", "name": "Mira", "npcs": 0,
+        "kept": False, "problems": []},
+    "event: pack refused, the last good one stays": {"type": "event", "event": "pack", "change": "refused", "character": "ghost",
+        "name": "Ghost", "npcs": 2, "kept": True, "problems": [PROBLEM]},
+    "event: pack removed": {"type": "event", "event": "pack", "change": "removed", "character": "guard", "name": "Guard", "npcs": 1,
+        "kept": False, "problems": []},
+    "error: unknown mood": {"type": "error", "id": 6, "code": "unknown_mood", "message": "'innkeeper' has no mood 'drnk'.",
+        "hint": "Known are drunk, angry."},
     "event: closing": {"type": "event", "event": "closing", "drain_ms": 5000},
 }  # fmt: skip
 
@@ -229,6 +255,12 @@ def _bad_messages() -> list[tuple[str, Row, str, str]]:
         ("spawn with an empty npc", {"type": "spawn", "id": 1, "character": "a", "npc": ""}, "bad_request", "npc"),
         ("spawn with a line break in a name", {"type": "spawn", "id": 1, "character": "a", "player": "A\nB"}, "bad_request", "player"),
         ("spawn with a long name", {"type": "spawn", "id": 1, "character": "a", "player": "é" * 129}, "bad_request", "player"),
+        ("spawn with a negative greeting", {"type": "spawn", "id": 1, "character": "a", "greeting": -1}, "bad_request", "greeting"),
+        ("spawn with a greeting of text", {"type": "spawn", "id": 1, "character": "a", "greeting": "hi"}, "bad_request", "greeting"),
+        ("subscribe with a number", {"type": "subscribe", "id": 1, "packs": 1}, "bad_request", "packs"),
+        ("say in a mood that is a map", {**say, "mood": {"anger": 0.25}}, "bad_request", "mood"),
+        ("say in an empty mood", {**say, "mood": ""}, "bad_request", "mood"),
+        ("warm in a mood with a line break", {"type": "warm", "id": 1, "npc": "a", "mood": "a\nb"}, "bad_request", "mood"),
         ("say without npc", {"type": "say", "id": 1, "text": "x"}, "bad_request", "npc"),
         ("say with empty text", {**say, "text": ""}, "bad_request", "text"),
         ("say with bytes", {**say, "text": b"x"}, "bad_request", "text"),

@@ -20,6 +20,9 @@ class ServiceConfig:
     token: str | None = None  # PLAIN password that every client must bring; needed beyond the loopback
     step_ms: float = 100.0  # what a step should take at the most; prefill gets what the rows leave of it
     kv_ram: int = 1 << 30  # bytes of the engine's host memory for the KV of NPCs without a slot
+    adapter_ram: int = 1 << 30  # bytes of adapters in the engine's memory; those used longest ago make room
+    base_hashes: frozenset[str] = frozenset()  # SHA-256, hex, of files whose weights the model has in another format: packs may name them
+    watch: bool = True  # packs that come, change or go in `characters` do so in the running service
     state: Path | None = None  # folder that holds every NPC at every moment; None: NPCs are gone with the service
     record: Path | None = None  # file for what the scheduler saw, to be replayed; None: not recorded
     summarise: bool = False  # what an NPC's context has no room for any more is summed up by the model into its memories

@@ -9,10 +9,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from personae_client import AsyncClient, Client, Line, PersonaeError
+from personae_client import AsyncClient, Character, CharacterGone, Client, Line, PersonaeError, UnknownMood, VoicePart
 from tests.bindings.scripted import PATIENCE_S, Message, ScriptedService, delta, done, error, said
 
 TALK = [Line("Player", "Hello"), Line("Mira", "Hm.", True), Line("", "It rains.")]
+PROBLEM = {
+    "pack": "bard", "file": "character.toml", "field": "name", "problem": "is missing",
+    "remedy": "Give the character a name.", "severity": "error",
+}  # fmt: skip
 LINES = [{"speaker": line.speaker, "text": line.text, "is_npc": line.is_npc} for line in TALK]
 
 
@@ -59,12 +63,12 @@ def client(service: ScriptedService) -> Iterator[Client]:
 
 def test_every_option_of_a_say_has_its_place(client: Client, service: ScriptedService) -> None:
     client.npc("a").say(
-        "x", mid_reply="queue", heard_sentences=0, first_ms=1500, end_ms=8000.0, max_kv=512, speaker="Bo", stop="END"
+        "x", mid_reply="queue", heard_sentences=0, first_ms=1500, end_ms=8000.0, mood="grim", max_kv=512, speaker="Bo", stop="END"
     ).wait()
     request = service.hear("say")
     assert request == {
         "type": "say", "id": request["id"], "npc": "a", "text": "x", "speaker": "Bo", "mid_reply": "queue", "heard": {"sentences": 0},
-        "deadline": {"first_ms": 1500, "end_ms": 8000.0}, "max_kv": 512, "stop": ["END"],
+        "deadline": {"first_ms": 1500, "end_ms": 8000.0}, "mood": "grim", "max_kv": 512, "stop": ["END"],
     }  # fmt: skip
 
 
@@ -164,6 +168,80 @@ def test_warming_waits_for_its_end(both: Both) -> None:
     asked, ready = both.asked("warm", answer, lambda client: client.npc("a").warm(priority="scene"))
     assert asked == {"npc": "a", "priority": "scene"}
     assert (ready.finish, ready.text, ready.usage.source, ready.usage.reused) == ("warm", "", "copy", 8)
+
+
+def test_warming_may_be_for_a_mood(both: Both) -> None:
+    answer = {"npc": "a", "finish": "warm", "mood": "drunk", "voice": [{"adapter": "cd", "scale": 0.5}]}
+    asked, ready = both.asked("warm", answer, lambda client: client.npc("a").warm(mood="drunk"))
+    assert asked == {"npc": "a", "mood": "drunk"}
+    assert (ready.mood, ready.voice) == ("drunk", (VoicePart("cd", 0.5),))
+
+
+# --- characters and their packs ---
+
+
+def test_greeting_is_chosen_by_number(both: Both) -> None:
+    answer = {
+        "npc": "bard",
+        "character": "bard",
+        "name": "Bard",
+        "greeting": "Ho.",
+        "adapter": "cd",
+        "voice": [{"adapter": "cd", "scale": 1}],
+    }
+    asked, npc = both.asked("spawn", answer, lambda client: client.spawn("bard", greeting=1))
+    assert asked == {"character": "bard", "greeting": 1}
+    assert (npc.greeting, npc.card.voice) == ("Ho.", (VoicePart("cd", 1.0),))
+
+
+def test_character_tells_all_that_its_pack_says(both: Both) -> None:
+    listed = {
+        "id": "bard", "name": "Bard", "adapter": "cd", "greeting": "Hey.", "greetings": 3, "moods": ["drunk"], "description": "Sings.",
+        "adapters": [{"file": "voice.gguf", "adapter": "cd", "scale": 1.0}, {"file": "new.gguf", "adapter": None, "scale": 0.5}],
+        "author": "Ada", "licence": "CC0-1.0", "tags": ["inn"], "portrait": "bard.png", "pack": "bard.persona",
+    }  # fmt: skip
+    _, cast = both.asked("characters", {"characters": [listed], "problems": [PROBLEM]}, lambda client: client.characters())
+    (bard,) = cast.characters
+    assert (bard.id, bard.name, bard.adapter, bard.greeting, bard.greetings, bard.moods) == ("bard", "Bard", "cd", "Hey.", 3, ("drunk",))
+    assert bard.adapters == (VoicePart("cd", 1.0, "voice.gguf"), VoicePart(None, 0.5, "new.gguf"))
+    assert (bard.description, bard.author, bard.licence, bard.tags) == ("Sings.", "Ada", "CC0-1.0", ("inn",))
+    assert (bard.portrait, bard.pack) == ("bard.png", "bard.persona")
+    assert (cast.problems[0].field, cast.problems[0].severity) == ("name", "error")
+
+
+def test_characters_of_an_older_service_lack_only_what_it_does_not_say(both: Both) -> None:
+    older = {"id": "bard", "name": "Bard", "adapter": None, "greeting": "Hey."}
+    _, cast = both.asked("characters", {"characters": [older], "problems": []}, lambda client: client.characters())
+    assert cast.characters == (Character("bard", "Bard", None, "Hey."),)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_packs_are_subscribed_to(both: Both, wanted: bool) -> None:
+    asked, is_so = both.asked("subscribe", {"packs": wanted}, lambda client: client.subscribe_packs(wanted))
+    assert (asked, is_so) == ({"packs": wanted}, wanted)
+
+
+def test_what_becomes_of_a_pack_is_a_typed_event(client: Client, service: ScriptedService) -> None:
+    service.answers["subscribe"] = lambda request: [
+        {"type": "event", "event": "pack", "change": "refused", "character": "bard", "name": "Bard", "npcs": 2, "kept": True,
+         "problems": [PROBLEM]},
+        {"type": "event", "event": "warm", "ms": 1.0},
+        done(request, packs=True),
+    ]  # fmt: skip
+    client.subscribe_packs()
+    change, other = (event.pack_change for event in client.take_events())
+    assert (change.change, change.character, change.name, change.npcs, change.kept) == ("refused", "bard", "Bard", 2, True)
+    assert change.problems[0].remedy == "Give the character a name."
+    assert other is None
+
+
+@pytest.mark.parametrize(("code", "kind"), [("unknown_mood", UnknownMood), ("character_gone", CharacterGone)])
+def test_refusals_about_packs_have_classes_of_their_own(
+    client: Client, service: ScriptedService, code: str, kind: type[PersonaeError]
+) -> None:
+    service.answers["say"] = lambda request: [error(request, code)]
+    with pytest.raises(kind):
+        client.npc("a").say("x", mood="drnk").wait()
 
 
 def test_warming_need_not_be_waited_for(client: Client, service: ScriptedService) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personae_client import Busy, Closed, ConnectionLost, PersonaeError, UnknownNpc, UnsupportedVersion, WrongServer
-from personae_client._session import FIRST_RETRY_S, GREETING_S, LAST_RETRY_S, Session, State
+from personae_client._session import FIRST_RETRY_S, GREETING_S, LAST_RETRY_S, MAX_EVENTS, Session, State
 
 HEARTBEAT_S = 5.0
 WELCOME = {"v": 1, "server": "personae 0.1.0", "session": "s1", "heartbeat_ms": 5000, "state": "ready"}
@@ -302,7 +302,27 @@ def test_events_are_kept_and_bounded() -> None:
     assert (session.events[0].name, session.events[0].details) == ("warm", {"ms": 3.5})
     for _ in range(500):
         hear(session, 0.1, type="event", event="tick")
-    assert len(session.events) == 100
+    assert len(session.events) == MAX_EVENTS
+
+
+def test_subscription_is_made_anew_in_another_session_and_only_there() -> None:
+    session = opened()
+    session.ask("subscribe", {"packs": True}, 0.0)
+    [asked] = sent(session)
+    hear(session, 0.1, type="done", id=asked["id"], packs=True)
+    session.lost("a cable", 1.0)
+    reopen(session, 2.0)
+    assert sent(session) == []
+    session.lost("a cable", 3.0)
+    reopen(session, 4.0, session="s2")
+    [again] = sent(session)
+    assert (again["type"], again["packs"]) == ("subscribe", True)
+    hear(session, 4.1, type="done", id=again["id"], packs=True)
+    session.ask("subscribe", {"packs": False}, 5.0)
+    hear(session, 5.1, type="done", id=sent(session)[0]["id"], packs=False)
+    session.lost("a cable", 6.0)
+    reopen(session, 7.0, session="s3")
+    assert sent(session) == []
 
 
 def test_closing_ends_everything_once() -> None:

@@ -196,6 +196,7 @@ def test_truncated_model_ends_with_3_and_its_path(serve, tmp_path) -> None:
         ("--parent", "999999999"),
         ("--kv-ram", "1T"),
         ("--kv-ram", "-1"),
+        ("--adapter-ram", "lots"),
         ("--state", "/dev/null/state"),
         ("--record", "/no/such/folder/record"),
         ("--unheard-of",),
@@ -212,12 +213,18 @@ def test_bad_arguments_end_with_4_and_say_why(serve, arguments) -> None:
     [("0", 0), ("1000", 1000), ("64K", 64 << 10), ("512m", 512 << 20), ("2G", 2 << 30), ("1GiB", 1 << 30), ("1GB", 1 << 30)],
 )
 def test_size_is_read_as_people_write_it(size, n_bytes) -> None:
-    assert configured("--kv-ram", size).kv_ram == n_bytes
+    config = configured("--kv-ram", size, "--adapter-ram", size)
+    assert (config.kv_ram, config.adapter_ram) == (n_bytes, n_bytes)
 
 
 def test_without_options_nothing_is_kept_recorded_or_summed_up() -> None:
     config = configured()
     assert (config.kv_ram, config.state, config.record, config.summarise) == (1 << 30, None, None, False)
+
+
+def test_packs_are_watched_and_adapters_have_a_budget_unless_it_is_said_otherwise() -> None:
+    assert (configured().watch, configured().adapter_ram) == (True, 1 << 30)
+    assert configured("--no-watch").watch is False
 
 
 def test_options_of_state_are_handed_on(tmp_path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from personae.config import ServiceConfig
 from personae.engine.settings import EngineSettings
-from tests.service.house import Peer, Running, write_pack
+from personae.service.watch import Pace
+from tests.service.house import SWIFT, Peer, Running, write_pack
 
 Serve = Callable[..., Running]
 
@@ -25,13 +26,14 @@ def characters(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve(characters: Path) -> Iterator[Serve]:
-    """Start services: keyword arguments are ServiceConfig's and, as `engine`, EngineSettings'. `in_child`: with a real engine process."""
+    """Start services: keyword arguments are ServiceConfig's and, as `engine`, EngineSettings'. `in_child`: with a real engine process;
+    `pace`: how packs are watched."""
     running: list[Running] = []
 
-    def start(*, in_child: bool = False, engine: dict[str, Any] | None = None, **config: Any) -> Running:
+    def start(*, in_child: bool = False, engine: dict[str, Any] | None = None, pace: Pace = SWIFT, **config: Any) -> Running:
         settings = EngineSettings(model="fake", **(engine or {}))
         merged = {"characters": characters, "drain_ms": 0, **config}
-        running.append(Running(ServiceConfig(engine=settings, **merged), in_child=in_child))
+        running.append(Running(ServiceConfig(engine=settings, **merged), in_child=in_child, pace=pace))
         return running[-1]
 
     yield start

@@ -15,8 +15,11 @@ import zmq
 from personae.config import ServiceConfig
 from personae.service.app import Service
 from personae.service.engine_thread import EngineThread
+from personae.service.settling import Patience
+from personae.service.watch import Pace
 
 PATIENCE_MS = 10_000  # for what must come; nothing waits that long unless the test fails
+SWIFT = Pace(Patience(settle_ms=60.0, grace_ms=500.0, gone_ms=250.0), rescan_ms=60_000.0)  # packs; all by events, nothing by chance
 
 
 class Peer:
@@ -79,11 +82,11 @@ class Peer:
 class Running:
     """A service in a thread."""
 
-    def __init__(self, config: ServiceConfig, *, in_child: bool) -> None:
+    def __init__(self, config: ServiceConfig, *, in_child: bool, pace: Pace = SWIFT) -> None:
         self.lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.failure: BaseException | None = None
         start = None if in_child else lambda post: EngineThread(config.engine, post)
-        self.service = Service(config, announce=self.lines.put, start_engine=start)
+        self.service = Service(config, announce=self.lines.put, start_engine=start, pace=pace)
         self.thread = threading.Thread(target=self._run, name="service")
         self.thread.start()
 
@@ -106,6 +109,12 @@ class Running:
 def write_pack(folder: Path, name: str, **fields: str) -> Path:
     pack = folder / name
     pack.mkdir(parents=True)
-    lines = [f'name = "{name.title()}"', f'persona = "You are {name.title()}."', *(f"{key} = {value}" for key, value in fields.items())]
-    (pack / "character.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_manifest(pack, **fields)
     return pack
+
+
+def write_manifest(pack: Path, **fields: str) -> None:
+    """`fields`: as they stand in TOML."""
+    name = pack.name.title()
+    values = {"name": f'"{name}"', "persona": f'"You are {name}."', **fields}
+    (pack / "character.toml").write_text("".join(f"{key} = {value}\n" for key, value in values.items()), encoding="utf-8")

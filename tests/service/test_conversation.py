@@ -36,7 +36,11 @@ def test_characters_are_listed_and_broken_packs_are_problems(serve, connect, cha
     write_pack(characters, "windbag").joinpath("character.toml").write_text(f'name = "Windbag"\npersona = "{"long " * 500}"\n')
     answer = connect(serve()).ask("characters")
     assert [one["id"] for one in answer["characters"]] == ["guard", "innkeeper"]
-    assert answer["characters"][1] == {"id": "innkeeper", "name": "Innkeeper", "adapter": None, "greeting": "Come in, come in."}
+    assert answer["characters"][1] == {
+        **{"id": "innkeeper", "name": "Innkeeper", "pack": "innkeeper", "portrait": ""},
+        **{"greeting": "Come in, come in.", "greetings": 1, "adapter": None, "adapters": [], "moods": []},
+        **{"description": "", "author": "", "licence": "", "tags": []},
+    }
     assert {"mute", "windbag"} <= {problem["pack"] for problem in answer["problems"]}
 
 

@@ -9,19 +9,40 @@ import pytest
 
 from personae.engine.fake import FakeVocabulary
 from personae.errors import AskedWrong
-from personae.packs.character import AdapterFile, Character
+from personae.packs.character import AdapterFile, Character, Mood
 from personae.prompt import Line, PromptBuilder
 from personae.scheduler.actions import EndTurn, FailTurn, Speak
 from personae.service.npcs import Npc, Npcs
 from personae.service.roster import Roster
 from personae.service.sessions import Session
 from personae.service.turns import Turns, due_of, others_of
-from personae.types import AdapterKey, AdapterUse, Deadlines, FinishReason, KvSource, Limits, Piece, Priority, TurnId, Usage
+from personae.types import AdapterKey, AdapterSource, AdapterUse, Deadlines, FinishReason, KvSource, Limits, Piece, Priority, TurnId, Usage
 from personae.wire.messages import Heard, Say, Warm
 
 N_CTX = 512
-VOICE = AdapterFile(Path("/packs/guard/voice.gguf"), 0.5, AdapterKey("ab" * 32))
-GUARD = Character("guard", "Guard", "You guard the gate.", Path("/packs/guard"), "00")
+PACK = Path("/packs/guard")
+VOICE = AdapterFile(PACK, "voice.gguf", 0.5, (1,), 100)
+DIALECT = AdapterFile(PACK, "dialect.gguf", 1.0, (2,), 200)
+GUARD = Character("guard", "Guard", "You guard the gate.", PACK, "00")
+
+
+class Adapters:
+    """Each file's key is its name's first letter; `refusal`: what the next look at a file comes to."""
+
+    def __init__(self) -> None:
+        self.refusal: AskedWrong | None = None
+
+    def source(self, file: AdapterFile) -> AdapterSource:
+        if self.refusal is not None:
+            raise self.refusal
+        return AdapterSource(key_of(file), f"/packs/{file.file}", file.n_bytes)
+
+    def known(self, file: AdapterFile) -> AdapterSource | None:
+        return self.source(file)
+
+
+def key_of(file: AdapterFile) -> AdapterKey:
+    return AdapterKey(file.file[0] * 64)
 
 
 def say(**fields: object) -> Say:
@@ -45,9 +66,18 @@ def roster() -> Roster:
 
 
 @pytest.fixture
-def turns(roster) -> Turns:
+def adapters() -> Adapters:
+    return Adapters()
+
+
+@pytest.fixture
+def turns(roster, adapters) -> Turns:
     vocabulary = FakeVocabulary()
-    return Turns(vocabulary, PromptBuilder(vocabulary, n_ctx=N_CTX), roster, n_ctx=N_CTX)
+    return Turns(vocabulary, PromptBuilder(vocabulary, n_ctx=N_CTX), roster, n_ctx=N_CTX, adapters=adapters)
+
+
+def text_of(prompt: tuple[int, ...]) -> bytes:
+    return bytes(token for token in prompt if token < 256)
 
 
 def ended(turn: TurnId, finish: FinishReason = FinishReason.END, reply: bytes = b"") -> EndTurn:
@@ -65,17 +95,131 @@ def test_the_next_prompt_begins_with_this_one_its_reply_and_its_tail(turns, npc,
     assert bytes(token for token in again.prompt[len(known) :] if token < 256).startswith(b"Why?")
 
 
-def test_adapter_is_the_one_the_pack_has_when_the_turn_is_asked(turns, roster, npc, session) -> None:
+def test_voice_is_the_one_the_pack_has_when_the_turn_is_asked(turns, roster, npc, session) -> None:
     asked = turns.ask(say(), npc, session, 0.0)
-    assert (asked.adapter, asked.adapter_path) == (None, "")
+    assert (asked.voice, asked.sources) == ((), ())
     turns.end(ended(asked.turn))
-    roster.characters["guard"] = replace(GUARD, adapter=VOICE, name="Captain")
+    roster.characters["guard"] = replace(GUARD, adapters=(VOICE,), name="Captain")
     changed = turns.ask(say(), npc, session, 0.0)
-    assert changed.adapter == AdapterUse(VOICE.key, 0.5)
-    assert changed.adapter_path == str(VOICE.path)
+    assert changed.voice == (AdapterUse(key_of(VOICE), 0.5),)
+    assert changed.sources == (AdapterSource(key_of(VOICE), "/packs/voice.gguf", 100),)
+    assert turns.files_in_use() == [VOICE]
     (done,) = turns.end(ended(changed.turn)).messages
-    assert done["adapter"] == VOICE.key
+    assert done["adapter"] == key_of(VOICE)
+    assert done["voice"] == [{"adapter": key_of(VOICE), "scale": 0.5}]
     assert npc.name == "Captain"
+
+
+def test_several_adapters_are_one_voice_in_order_of_their_keys_each_with_its_source(turns, roster, npc, session) -> None:
+    roster.characters["guard"] = replace(GUARD, adapters=(VOICE, DIALECT, replace(VOICE, scale=0.25)))
+    asked = turns.ask(say(), npc, session, 0.0)
+    assert asked.voice == (AdapterUse(key_of(DIALECT), 1.0), AdapterUse(key_of(VOICE), 0.75))
+    assert [source.key for source in asked.sources] == [key_of(DIALECT), key_of(VOICE)]
+
+
+def test_adapter_that_cancels_itself_out_is_none(turns, roster, npc, session) -> None:
+    roster.characters["guard"] = replace(GUARD, adapters=(VOICE, replace(VOICE, scale=-0.5)))
+    asked = turns.ask(say(), npc, session, 0.0)
+    assert (asked.voice, asked.sources) == ((), ())
+
+
+def test_adapter_that_is_being_replaced_is_the_request_s_error_and_passes(turns, roster, adapters, npc, session) -> None:
+    roster.characters["guard"] = replace(GUARD, adapters=(VOICE,))
+    adapters.refusal = AskedWrong("adapter_changed", "It has been replaced.", "Ask again.")
+    with pytest.raises(AskedWrong) as refusal:
+        turns.ask(say(), npc, session, 0.0)
+    assert refusal.value.details["retry_after_ms"] > 0
+    assert (npc.turn, session.open, len(turns)) == (None, {}, 0)
+    adapters.refusal = None
+    assert turns.ask(say(), npc, session, 0.0).voice
+
+
+# --- moods ------------------------------------------------------------------------------------------------------------------
+
+DRUNK = Mood("drunk", style="You slur.", adapters=(DIALECT,), sampling={"temperature": 1.5})
+
+
+def test_mood_changes_style_voice_and_sampling_of_its_turn_alone(turns, roster, npc, session) -> None:
+    sober = replace(GUARD, style="You bark.", adapters=(VOICE,), sampling={"temperature": 0.2, "top_k": 5})
+    roster.characters["guard"] = replace(sober, moods={"drunk": DRUNK})
+    drunk = turns.ask(say(mood="drunk", sampling={"min_p": 0.25}), npc, session, 0.0)
+    assert drunk.voice == (AdapterUse(key_of(DIALECT), 1.0),)
+    assert (drunk.sampling.temperature, drunk.sampling.top_k, drunk.sampling.min_p) == (1.5, 5, 0.25)
+    assert b"You slur." in text_of(drunk.prompt)
+    assert b"You bark." not in text_of(drunk.prompt)
+    (done,) = turns.end(ended(drunk.turn)).messages
+    assert (done["mood"], done["adapter"]) == ("drunk", key_of(DIALECT))
+    usual = turns.ask(say(), npc, session, 0.0)
+    assert (usual.voice, usual.sampling.temperature) == ((AdapterUse(key_of(VOICE), 0.5),), 0.2)
+    assert b"You bark." in text_of(usual.prompt)
+    (done,) = turns.end(ended(usual.turn)).messages
+    assert done["mood"] is None
+
+
+def test_mood_that_says_nothing_of_something_leaves_it_as_it_is(turns, roster, npc, session) -> None:
+    roster.characters["guard"] = replace(GUARD, style="You bark.", adapters=(VOICE,), moods={"calm": Mood("calm")})
+    asked = turns.ask(say(mood="calm"), npc, session, 0.0)
+    assert asked.voice == (AdapterUse(key_of(VOICE), 0.5),)
+    assert b"You bark." in text_of(asked.prompt)
+
+
+def test_mood_without_adapters_speaks_with_the_base_alone(turns, roster, npc, session) -> None:
+    roster.characters["guard"] = replace(GUARD, adapters=(VOICE,), moods={"possessed": Mood("possessed", adapters=())})
+    assert turns.ask(say(mood="possessed"), npc, session, 0.0).voice == ()
+
+
+def test_warm_is_for_the_mood_it_names(turns, roster, npc, session) -> None:
+    roster.characters["guard"] = replace(GUARD, moods={"drunk": DRUNK})
+    warm = turns.ask(Warm(id=7, npc="guard", mood="drunk"), npc, session, 0.0)
+    assert warm.voice == (AdapterUse(key_of(DIALECT), 1.0),)
+    (done,) = turns.end(ended(warm.turn, FinishReason.WARM)).messages
+    assert done["mood"] == "drunk"
+    asked = turns.ask(say(id=8, mood="drunk"), npc, session, 0.0)
+    assert asked.prompt[: len(warm.prompt)] == warm.prompt
+
+
+@pytest.mark.parametrize(("moods", "hint"), [({"drunk": DRUNK}, "Known are drunk."), ({}, "It has none.")])
+def test_unknown_mood_is_refused_with_those_there_are(turns, roster, npc, session, moods, hint) -> None:
+    roster.characters["guard"] = replace(GUARD, moods=moods)
+    with pytest.raises(AskedWrong) as refusal:
+        turns.ask(say(mood="drnk"), npc, session, 0.0)
+    assert (refusal.value.code, refusal.value.hint) == ("unknown_mood", hint)
+    assert len(turns) == 0
+
+
+# --- packs that change ------------------------------------------------------------------------------------------------------
+
+
+def test_turn_that_waited_has_the_pack_as_it_is_when_it_begins(turns, roster, npc, session) -> None:
+    first = turns.ask(say(), npc, session, 0.0)
+    turns.wait(say(id=8, text="Why?"), npc, session, 5.0)
+    roster.characters["guard"] = replace(GUARD, persona="You are a ghost.", adapters=(VOICE,))
+    turns.end(ended(first.turn, FinishReason.INTERRUPTED))
+    asked = turns.begin(turns.next_up())
+    assert b"You are a ghost." in text_of(asked.prompt)
+    assert asked.voice == (AdapterUse(key_of(VOICE), 0.5),)
+
+
+def test_npc_whose_pack_is_gone_is_refused_by_name_and_speaks_on_when_it_is_back(turns, roster, npc, session) -> None:
+    turns.end(ended(turns.ask(say(), npc, session, 0.0).turn, FinishReason.INTERRUPTED))
+    gone = roster.characters.pop("guard")
+    with pytest.raises(AskedWrong) as refusal:
+        turns.ask(say(), npc, session, 0.0)
+    assert refusal.value.code == "character_gone"
+    assert [line.text for line in npc.lines] == ["Open the gate!"]
+    roster.characters["guard"] = gone
+    assert turns.ask(say(), npc, session, 0.0).prompt
+
+
+def test_open_turn_keeps_the_fallback_lines_it_began_with(turns, roster, npc, session) -> None:
+    roster.characters["guard"] = replace(GUARD, fallback=("One moment.",))
+    turn = turns.ask(say(deadline={"first_ms": 10}), npc, session, 0.0).turn
+    del roster.characters["guard"]
+    done = turns.end(ended(turn, FinishReason.DEADLINE)).messages[-1]
+    assert done["fallback"] == "One moment."
+
+
+# --- limits, texts, failures ------------------------------------------------------------------------------------------------
 
 
 def test_request_overrides_the_pack_and_the_pack_the_service(turns, roster, npc, session) -> None:
@@ -264,7 +408,7 @@ def test_warm_asks_for_what_the_next_prompt_begins_with_and_draws_nothing(turns,
     assert (warm.draws, warm.priority, warm.tail, npc.asked) == (False, Priority.AMBIENT, (), 0)
     ended_turn = turns.end(ended(warm.turn, FinishReason.WARM))
     (done,) = ended_turn.messages
-    assert done.keys() == {"type", "id", "npc", "finish", "adapter", "usage", "timing", "receipt"}
+    assert done.keys() == {"type", "id", "npc", "finish", "adapter", "voice", "mood", "usage", "timing", "receipt"}
     assert (npc.lines, npc.turn, ended_turn.has_changed_npc) == ([], None, False)
     assert turns.ask(say(id=8), npc, session, 0.0).prompt[: len(warm.prompt)] == warm.prompt
 

@@ -18,15 +18,17 @@ INNER = ("unreadable",)  # of engine/packing.py: pipe and record each give it a 
 CODE = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def codes_in(tree: ast.Module) -> Iterator[str]:
-    helpers = dict(helpers_in(tree))
+Helpers = dict[str, tuple[int, str]]  # function that raises with its parameter `code` -> where that stands, and what is put before it
+
+
+def codes_in(tree: ast.Module, helpers: Helpers) -> Iterator[str]:
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = name_of(call.func)
         for code in (text for given in codes_given(call, name, helpers) for text in strings_of(given)):
             yield helpers[name][1] + code if name in helpers else code
 
 
-def codes_given(call: ast.Call, name: str, helpers: dict[str, tuple[int, str]]) -> list[ast.expr]:
+def codes_given(call: ast.Call, name: str, helpers: Helpers) -> list[ast.expr]:
     at = 0 if name in KINDS else helpers[name][0] if name in helpers else FACTS.get(name)
     given = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
     return given + ([call.args[at]] if at is not None and len(call.args) > at else [])
@@ -46,6 +48,18 @@ def helpers_in(tree: ast.Module) -> Iterator[tuple[str, tuple[int, str]]]:
                 yield function.name, (names.index("code"), "")
 
 
+def helpers_of(tree: ast.Module, modules: dict[str, ast.Module]) -> Helpers:
+    """Its own, and those it imports from others of ours."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in modules]
+    imported = {
+        alias.asname or alias.name: found
+        for node in imports
+        for alias in node.names
+        if (found := dict(helpers_in(modules[str(node.module)])).get(alias.name)) is not None
+    }
+    return imported | dict(helpers_in(tree))
+
+
 def name_of(called: ast.expr) -> str:
     return called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
 
@@ -61,11 +75,10 @@ def strings_of(node: ast.expr) -> Iterator[str]:
 
 def used() -> dict[str, str]:
     """Code -> a file that uses it."""
-    found = {}
-    for path in sorted(Path(personae.__file__).parent.rglob("*.py")):
-        for code in codes_in(ast.parse(path.read_text(encoding="utf-8"))):
-            found[code] = path.name
-    return found
+    root = Path(personae.__file__).parent
+    paths = {".".join(path.relative_to(root.parent).with_suffix("").parts): path for path in sorted(root.rglob("*.py"))}
+    modules = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in paths.items()}
+    return {code: paths[module].name for module, tree in modules.items() for code in codes_in(tree, helpers_of(tree, modules))}
 
 
 def listed() -> list[str]:

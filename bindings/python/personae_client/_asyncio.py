@@ -11,7 +11,17 @@ from typing import Self, Unpack
 from personae_client._async_stream import AsyncStream, Bell
 from personae_client._errors import PersonaeError
 from personae_client._link import Link
-from personae_client._requests import SayOptions, cancel_fields, ids_of, lines_fields, observe_fields, say_fields, too_slow
+from personae_client._requests import (
+    SayOptions,
+    cancel_fields,
+    ids_of,
+    lines_fields,
+    observe_fields,
+    say_fields,
+    spawn_fields,
+    too_slow,
+    warm_fields,
+)
 from personae_client._saves import Restored, Saved, restores
 from personae_client._session import State
 from personae_client._sync import DEFAULT_ENDPOINT, DEFAULT_TIMEOUT_S
@@ -53,9 +63,12 @@ class AsyncClient:
             self._link.abandon()
             raise
 
-    async def spawn(self, character: str, npc: str | None = None, *, player: str | None = None) -> AsyncNpc:
-        """Make an NPC. It lives in the service until `despawn`, whatever becomes of this connection."""
-        return AsyncNpc(self, NpcCard.of(await self._call("spawn", {"character": character, "npc": npc, "player": player})))
+    async def spawn(self, character: str, npc: str | None = None, *, player: str | None = None, greeting: int | None = None) -> AsyncNpc:
+        """Make an NPC. It lives in the service until `despawn`, whatever becomes of this connection.
+
+        `greeting`: which of the character's, from 0, for those that have several; None: the usual one.
+        """
+        return AsyncNpc(self, NpcCard.of(await self._call("spawn", spawn_fields(character, npc, player, greeting))))
 
     def npc(self, id: str) -> AsyncNpc:
         """A handle for an NPC that exists already. Asks nothing: a wrong id shows as UnknownNpc when it is used."""
@@ -67,6 +80,11 @@ class AsyncClient:
 
     async def characters(self) -> Characters:
         return Characters.of(await self._call("characters", {}))
+
+    async def subscribe_packs(self, wanted: bool = True) -> bool:
+        """From now on `take_events` tells of packs that come, change and go while the service runs: see `Event.pack_change`. Holds for
+        this client until it is taken back, through every reconnect."""
+        return (await self._call("subscribe", {"packs": wanted})).get("packs") is True
 
     async def observe(self, npcs: Iterable[AsyncNpc | str], text: str, *, speaker: str | None = None) -> None:
         """These NPCs, and nobody else, hear it without answering. `speaker` None: it is an event, told by nobody."""
@@ -138,7 +156,7 @@ class AsyncClient:
         return self._link.session.is_warm
 
     def take_events(self) -> list[Event]:
-        """What has happened since the last call: from the service, and "connection_lost" and "reconnected". The newest hundred are kept."""
+        """What has happened since the last call: from the service, and "connection_lost" and "reconnected". The newest 256 are kept."""
         return self._link.take_events()
 
     async def close(self) -> None:
@@ -221,9 +239,9 @@ class AsyncNpc:
         """These, instead of those there were; they count from its next turn."""
         return texts_of(await self._client._call("memories", {"npc": self.id, "set": list(memories)}), "memories")
 
-    async def warm(self, *, priority: str | None = None) -> Done:
+    async def warm(self, *, mood: str | None = None, priority: str | None = None) -> Done:
         """Prepare it for its next turn, and wait until it is: finish "warm". A task that is cancelled meanwhile ends it."""
-        return await AsyncStream(self._client._link, self._client._call, "warm", self.id, {"npc": self.id, "priority": priority})
+        return await AsyncStream(self._client._link, self._client._call, "warm", self.id, warm_fields(self.id, mood, priority))
 
     async def despawn(self) -> None:
         await self._client._call("despawn", {"npc": self.id})

@@ -1,9 +1,10 @@
 """Every failure a caller can meet, as a type and a stable code. Decides which codes have a class of their own; the rest are PersonaeError.
 
 PersonaeError
-├── Busy, NpcBusy, UnknownCharacter, UnknownNpc, PackInvalid, AdapterRefused, EngineLost      said by the service
-├── Unauthorized, UnsupportedVersion, WrongServer, ConnectionFailed                           there is no session
-└── ConnectionLost, Timeout, Closed                                                           there was one
+├── Busy, NpcBusy, UnknownCharacter, UnknownNpc, UnknownMood, CharacterGone,
+│   PackInvalid, AdapterRefused, EngineLost                                 said by the service
+├── Unauthorized, UnsupportedVersion, WrongServer, ConnectionFailed         there is no session
+└── ConnectionLost, Timeout, Closed                                         there was one
 """
 
 # ruff: noqa: N818  the name says what happened
@@ -46,6 +47,14 @@ class UnknownCharacter(PersonaeError):
 
 class UnknownNpc(PersonaeError):
     """There is no NPC of that id; the service may have been started anew."""
+
+
+class UnknownMood(PersonaeError):
+    """The character has no mood of that name; the hint lists those it has."""
+
+
+class CharacterGone(PersonaeError):
+    """The NPC's pack was taken out of the service's folder. It keeps its history, and speaks on when the pack is back."""
 
 
 class PackInvalid(PersonaeError):
@@ -98,6 +107,8 @@ _KINDS: dict[str, type[PersonaeError]] = {
     "npc_busy": NpcBusy,
     "unknown_character": UnknownCharacter,
     "unknown_npc": UnknownNpc,
+    "unknown_mood": UnknownMood,
+    "character_gone": CharacterGone,
     "pack_invalid": PackInvalid,
     "engine_lost": EngineLost,
     "unauthorized": Unauthorized,

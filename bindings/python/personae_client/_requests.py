@@ -23,6 +23,7 @@ class SayOptions(TypedDict, total=False):
     heard_sentences: int | None  # the same, counted in sentences; one of the two
     first_ms: float | None  # deadline for the first token: past it the pack's fallback line is spoken
     end_ms: float | None  # the same for the whole reply
+    mood: str | None  # one of the character's moods; None: as always
     max_tokens: int | None
     max_seconds: float | None
     max_kv: int | None  # tokens of prompt and reply together
@@ -50,6 +51,7 @@ def say_fields(npc: str, text: str | None, options: SayOptions) -> Message:
         "mid_reply": options.get("mid_reply"),
         "heard": _given(chars=options.get("heard_chars"), sentences=options.get("heard_sentences")),
         "deadline": _given(first_ms=options.get("first_ms"), end_ms=options.get("end_ms")),
+        "mood": options.get("mood"),
         "max_tokens": options.get("max_tokens"),
         "max_seconds": options.get("max_seconds"),
         "max_kv": options.get("max_kv"),
@@ -60,6 +62,14 @@ def say_fields(npc: str, text: str | None, options: SayOptions) -> Message:
 
 def cancel_fields(heard_chars: int | None, heard_sentences: int | None, *, turn: int | None = None, npc: str | None = None) -> Message:
     return {"turn": turn, "npc": npc, "heard": _given(chars=heard_chars, sentences=heard_sentences)}
+
+
+def spawn_fields(character: str, npc: str | None, player: str | None, greeting: int | None) -> Message:
+    return {"character": character, "npc": npc, "player": player, "greeting": greeting}
+
+
+def warm_fields(npc: str, mood: str | None, priority: str | None) -> Message:
+    return {"npc": npc, "mood": mood, "priority": priority}
 
 
 def observe_fields(npcs: Iterable[Named | str], text: str, speaker: str | None) -> Message:

@@ -33,7 +33,7 @@ MAX_HANG_UPS = 3
 PING_SHARE = 0.5  # of a heartbeat without a frame: a late thread then does not cost the session
 SILENT_HEARTBEATS = 2  # after an unanswered ping, that is three heartbeats at the most after the last frame
 TURNS = ("say", "warm")  # what is answered later, and can be cancelled until then
-MAX_EVENTS = 100  # kept for a game that never asks for them
+MAX_EVENTS = 256  # kept for a game that never asks for them; a folder of packs that is dropped in brings one for each
 PASSING = {
     "busy",
     "shutting_down",
@@ -90,6 +90,7 @@ class Session:
         self.npcs: dict[str, NpcCard] = {}
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.is_warm = False
+        self.hears_packs = False  # what was last asked for, and granted
         self.trouble = ""  # why the last connection did not hold
         self.retry_at = 0.0
         self._retries = 0
@@ -260,10 +261,13 @@ class Session:
             message = f"The service speaks protocol {welcome.v}, this client {PROTOCOL_VERSION}."
             self.fail(UnsupportedVersion("unsupported_version", message, hint))
             return
+        is_same = self.welcome is not None and welcome.session == self.welcome.session
         if self.welcome is not None:
-            self.events.append(Event("reconnected", {"same_session": welcome.session == self.welcome.session}))
+            self.events.append(Event("reconnected", {"same_session": is_same}))
         self.state, self.welcome, self.is_warm = State.OPEN, welcome, welcome.state == "warm"
         self._retries, self.trouble = 0, ""
+        if self.hears_packs and not is_same:
+            self._send(self._frame("subscribe", self._next_id(), {"packs": True}), now)
         held, self._held = self._held, {}
         for frame in held.values():
             self._send(frame, now)
@@ -309,6 +313,8 @@ class Session:
             self.npcs[npc] = NpcCard.of(message)
         elif kind == "despawn":
             self.npcs.pop(npc, None)
+        elif kind == "subscribe":
+            self.hears_packs = message.get("packs") is True
         elif kind == "restore":
             for one in maps_of(message, "restored"):
                 self.npcs.setdefault(text_of(one, "npc"), NpcCard(text_of(one, "npc"), text_of(one, "character")))

@@ -11,7 +11,17 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from personae_client._link import Link
-from personae_client._requests import SayOptions, cancel_fields, ids_of, lines_fields, observe_fields, say_fields, too_slow
+from personae_client._requests import (
+    SayOptions,
+    cancel_fields,
+    ids_of,
+    lines_fields,
+    observe_fields,
+    say_fields,
+    spawn_fields,
+    too_slow,
+    warm_fields,
+)
 from personae_client._saves import Restored, Saved, restores
 from personae_client._session import State
 from personae_client._stream import Stream
@@ -51,9 +61,12 @@ class Client:
         self._link.open()
         self._finalizer = weakref.finalize(self, self._link.abandon)
 
-    def spawn(self, character: str, npc: str | None = None, *, player: str | None = None) -> Npc:
-        """Make an NPC. It lives in the service until `despawn`, whatever becomes of this connection."""
-        return Npc(self, NpcCard.of(self._call("spawn", {"character": character, "npc": npc, "player": player})))
+    def spawn(self, character: str, npc: str | None = None, *, player: str | None = None, greeting: int | None = None) -> Npc:
+        """Make an NPC. It lives in the service until `despawn`, whatever becomes of this connection.
+
+        `greeting`: which of the character's, from 0, for those that have several; None: the usual one.
+        """
+        return Npc(self, NpcCard.of(self._call("spawn", spawn_fields(character, npc, player, greeting))))
 
     def npc(self, id: str) -> Npc:
         """A handle for an NPC that exists already. Asks nothing: a wrong id shows as UnknownNpc when it is used."""
@@ -65,6 +78,11 @@ class Client:
 
     def characters(self) -> Characters:
         return Characters.of(self._call("characters", {}))
+
+    def subscribe_packs(self, wanted: bool = True) -> bool:
+        """From now on `take_events` tells of packs that come, change and go while the service runs: see `Event.pack_change`. Holds for
+        this client until it is taken back, through every reconnect."""
+        return (self._call("subscribe", {"packs": wanted})).get("packs") is True
 
     def observe(self, npcs: Iterable[Npc | str], text: str, *, speaker: str | None = None) -> None:
         """These NPCs, and nobody else, hear it without answering. `speaker` None: it is an event, told by nobody."""
@@ -131,7 +149,7 @@ class Client:
         return self._link.session.is_warm
 
     def take_events(self) -> list[Event]:
-        """What has happened since the last call: from the service, and "connection_lost" and "reconnected". The newest hundred are kept."""
+        """What has happened since the last call: from the service, and "connection_lost" and "reconnected". The newest 256 are kept."""
         return self._link.take_events()
 
     def close(self) -> None:
@@ -211,13 +229,13 @@ class Npc:
         """These, instead of those there were; they count from its next turn."""
         return texts_of(self._client._call("memories", {"npc": self.id, "set": list(memories)}), "memories")
 
-    def warm(self, *, priority: str | None = None) -> Done:
+    def warm(self, *, mood: str | None = None, priority: str | None = None) -> Done:
         """Prepare it for its next turn, and wait until it is: finish "warm"."""
-        return self.start_warm(priority=priority).wait()
+        return self.start_warm(mood=mood, priority=priority).wait()
 
-    def start_warm(self, *, priority: str | None = None) -> Stream:
+    def start_warm(self, *, mood: str | None = None, priority: str | None = None) -> Stream:
         """The same without waiting: a stream without deltas."""
-        return Stream(self._client._link, self._client._call, "warm", self.id, {"npc": self.id, "priority": priority})
+        return Stream(self._client._link, self._client._call, "warm", self.id, warm_fields(self.id, mood, priority))
 
     def despawn(self) -> None:
         self._client._call("despawn", {"npc": self.id})

@@ -89,10 +89,28 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class VoicePart:
+    """One of the adapters that a voice is made of. `adapter`: SHA-256 hex, None where nobody has read it yet; `file`: within its pack, ""
+    where that is not said."""
+
+    adapter: str | None
+    scale: float
+    file: str = ""
+
+    @classmethod
+    def of(cls, message: Message) -> VoicePart:
+        return cls(text_of(message, "adapter") or None, float_of(message, "scale"), text_of(message, "file"))
+
+
+def parts_of(message: Message, key: str) -> tuple[VoicePart, ...]:
+    return tuple(map(VoicePart.of, maps_of(message, key)))
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """A reply at its end. `text` is all deltas joined, `speech` the spoken part; `finish` why it ended: "end", "stop", "cancelled",
-    "interrupted", "deadline", ... `fallback`: the authored line, part of `text`, that was spoken because a deadline passed. Of a `warm`,
-    texts are empty and `finish` is "warm"."""
+    "interrupted", "deadline", ... `fallback`: the authored line, part of `text`, that was spoken because a deadline passed. `voice`: the
+    adapters it was spoken with, none of them being the base model alone. Of a `warm`, texts are empty and `finish` is "warm"."""
 
     npc: str
     text: str
@@ -104,6 +122,8 @@ class Done:
     timing: Timing
     receipt: Message
     fallback: str | None = None
+    voice: tuple[VoicePart, ...] = ()
+    mood: str | None = None
 
     @classmethod
     def of(cls, message: Message) -> Done:
@@ -118,6 +138,8 @@ class Done:
             timing=Timing.of(map_of(message, "timing")),
             receipt=map_of(message, "receipt"),
             fallback=text_of(message, "fallback") or None,
+            voice=parts_of(message, "voice"),
+            mood=text_of(message, "mood") or None,
         )
 
 
@@ -145,11 +167,12 @@ class NpcCard:
     name: str = ""
     greeting: str = ""
     adapter: str | None = None
+    voice: tuple[VoicePart, ...] = ()
 
     @classmethod
     def of(cls, message: Message) -> NpcCard:
         npc, character, name, greeting, adapter = (text_of(message, key) for key in ("npc", "character", "name", "greeting", "adapter"))
-        return cls(npc, character, name, greeting, adapter or None)
+        return cls(npc, character, name, greeting, adapter or None, parts_of(message, "voice"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,23 +190,57 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """A pack that can be spawned."""
+    """A pack that can be spawned. `adapter` is that of the first of its `adapters`; `greetings` how many there are to choose from, the
+    usual one counted; `pack` the name of its folder or archive, `portrait` of a file in it, "" where there is none."""
 
     id: str
     name: str
     adapter: str | None
     greeting: str
+    greetings: int = 0
+    adapters: tuple[VoicePart, ...] = ()
+    moods: tuple[str, ...] = ()
+    description: str = ""
+    author: str = ""
+    licence: str = ""
+    tags: tuple[str, ...] = ()
+    portrait: str = ""
+    pack: str = ""
+
+    @classmethod
+    def of(cls, message: Message) -> Character:
+        return cls(
+            id=text_of(message, "id"),
+            name=text_of(message, "name"),
+            adapter=text_of(message, "adapter") or None,
+            greeting=text_of(message, "greeting"),
+            greetings=int_of(message, "greetings"),
+            adapters=parts_of(message, "adapters"),
+            moods=tuple(texts_of(message, "moods")),
+            description=text_of(message, "description"),
+            author=text_of(message, "author"),
+            licence=text_of(message, "licence"),
+            tags=tuple(texts_of(message, "tags")),
+            portrait=text_of(message, "portrait"),
+            pack=text_of(message, "pack"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PackProblem:
-    """A pack that cannot be used as it is, in words for its writer."""
+    """What is wrong with a pack, in words for its writer. `severity`: "error", it cannot be used; "warning", it can."""
 
     pack: str
     file: str
     field: str
     problem: str
     remedy: str
+    severity: str = "error"
+
+    @classmethod
+    def of(cls, message: Message) -> PackProblem:
+        pack, file, field, problem, remedy = (text_of(message, key) for key in ("pack", "file", "field", "problem", "remedy"))
+        return cls(pack, file, field, problem, remedy, text_of(message, "severity") or "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +252,26 @@ class Characters:
 
     @classmethod
     def of(cls, message: Message) -> Characters:
-        return cls(
-            tuple(
-                Character(text_of(one, "id"), text_of(one, "name"), text_of(one, "adapter") or None, text_of(one, "greeting"))
-                for one in maps_of(message, "characters")
-            ),
-            tuple(
-                PackProblem(*(text_of(one, key) for key in ("pack", "file", "field", "problem", "remedy")))
-                for one in maps_of(message, "problems")
-            ),
-        )
+        return cls(tuple(map(Character.of, maps_of(message, "characters"))), tuple(map(PackProblem.of, maps_of(message, "problems"))))
+
+
+@dataclass(frozen=True, slots=True)
+class PackChange:
+    """What became of a pack while the service runs. `change`: "added", "changed", "refused", "removed". `npcs`: how many NPCs of it there
+    are. `kept`: it was refused, and its last good version is played on."""
+
+    change: str
+    character: str
+    name: str
+    npcs: int
+    kept: bool
+    problems: tuple[PackProblem, ...]
+
+    @classmethod
+    def of(cls, message: Message) -> PackChange:
+        change, character, name = (text_of(message, key) for key in ("change", "character", "name"))
+        problems = tuple(map(PackProblem.of, maps_of(message, "problems")))
+        return cls(change, character, name, int_of(message, "npcs"), message.get("kept") is True, problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +317,13 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What nobody asked for. Of the service: "warm", "engine_lost", "engine_ready", "adapter_set_aside", "closing"; of this client:
-    "connection_lost", "reconnected"."""
+    """What nobody asked for. Of the service: "warm", "engine_lost", "engine_ready", "adapter_set_aside", "state_failed", "closing", and
+    "pack" to who has subscribed; of this client: "connection_lost", "reconnected"."""
 
     name: str
     details: Message = field(default_factory=dict)
+
+    @property
+    def pack_change(self) -> PackChange | None:
+        """What became of a pack; None when the event is of something else."""
+        return PackChange.of(self.details) if self.name == "pack" else None

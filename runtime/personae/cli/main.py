@@ -18,6 +18,7 @@ from personae.errors import AskedWrong, PersonaeError
 COMMANDS = {
     "serve": "run the dialogue service",
     "talk": "talk to one or several characters in the terminal",
+    "pack": "begin, check, show, build, import and export character packs",
     "demo": "six characters speak at once, side by side",
     "bench": "measure this machine",
     "doctor": "look for what keeps the service from running well",
@@ -33,6 +34,9 @@ EXIT_CODES = {
     "engine_failed": ENGINE_TROUBLE,
     "engine_lost": ENGINE_TROUBLE,
     "record_unreadable": BAD_ARGUMENTS,
+    "pack_unwritable": BAD_ARGUMENTS,
+    "peft_unwritable": BAD_ARGUMENTS,
+    "card_unwritable": BAD_ARGUMENTS,
     "replay_failed": OUR_BUG,
 }
 

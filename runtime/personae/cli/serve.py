@@ -32,6 +32,7 @@ MAX_TOKEN_BYTES = 255  # what PLAIN carries
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2", help="smollm2, the path of a GGUF file, or fake (default: smollm2)")
     parser.add_argument("--characters", type=Path, metavar="DIR", help="folder of character packs (default: ./characters where it exists)")
+    parser.add_argument("--no-watch", action="store_true", help="packs that come, change or go are not noticed before the next start")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on; others than loopback need --token (default: 127.0.0.1)")
     parser.add_argument("--port", type=_whole(0, 65_535), default=DEFAULT_PORT, help="0 takes any free one (default: %(default)s)")
     parser.add_argument("--token", help="what every client must know; at most 255 bytes")
@@ -44,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flash", action="store_true", help="flash attention; `personae doctor` measures whether it is faster here")
     parser.add_argument("--gpu-layers", type=_whole(0, 10_000), default=0, metavar="N", help="layers on a GPU; voices are then grouped")
     parser.add_argument("--max-adapters", type=_whole(1, 4096), default=256, metavar="N", help="in memory at once (default: %(default)s)")
+    parser.add_argument(
+        "--adapter-ram",
+        type=_size,
+        default="1G",
+        metavar="SIZE",
+        help="memory for adapters, as 512M or 2G; those used longest ago make room for others (default: %(default)s)",
+    )
     parser.add_argument("--mode", choices=("auto", "mixed", "grouped"), default="auto", help="how voices are decoded (default: auto)")
     parser.add_argument("--parent", type=_whole(1, 2**31 - 1), metavar="PID", help="exit when this process is gone")
     parser.add_argument("--step-ms", type=_whole(1, 10_000), default=100, help="what one step should take at most (default: %(default)s)")
@@ -89,8 +97,10 @@ def run(args: argparse.Namespace) -> int:
 def service_config(args: argparse.Namespace) -> ServiceConfig:
     if args.token is not None and not 1 <= len(args.token.encode()) <= MAX_TOKEN_BYTES:
         raise AskedWrong("bad_arguments", f"A token has 1 to {MAX_TOKEN_BYTES} bytes.", "Choose another.")
+    source = find_model(args.model)
+    model = in_format(source, format_for(args.model, args.format))
     engine = EngineSettings(
-        model=str(in_format(find_model(args.model), format_for(args.model, args.format))),
+        model=str(model),
         n_slots=args.slots,
         n_ctx=args.ctx,
         threads=args.threads or 0,
@@ -108,6 +118,9 @@ def service_config(args: argparse.Namespace) -> ServiceConfig:
         token=args.token,
         step_ms=float(args.step_ms),
         kv_ram=args.kv_ram,
+        adapter_ram=args.adapter_ram,
+        base_hashes=_source_hash(source) if model != source else frozenset(),
+        watch=not args.no_watch,
         state=args.state,
         record=args.record,
         summarise=args.summarise,
@@ -129,6 +142,13 @@ def in_format(model: Path, format: str) -> Path:
     except PersonaeError as failure:
         print(f"personae: {failure.message} The model is used as it is.", file=sys.stderr)
         return model
+
+
+def _source_hash(source: Path) -> frozenset[str]:
+    """Of the file that the model was converted from; resolving the format has read it already."""
+    from personae.engine.llama.model import file_hash
+
+    return frozenset({file_hash(source)})
 
 
 def announce(line: dict[str, Any]) -> None:

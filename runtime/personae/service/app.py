@@ -30,6 +30,7 @@ from personae.prompt import PromptBuilder
 from personae.scheduler.core import Scheduler
 from personae.scheduler.settings import SchedulerConfig
 from personae.service.archive import Archive
+from personae.service.casting import Casting
 from personae.service.conductor import Conductor
 from personae.service.engine_host import EngineDied, EngineHost, EngineProcess, EngineState, Post, StartEngine
 from personae.service.errands import Errands
@@ -38,16 +39,16 @@ from personae.service.memory import resident_bytes
 from personae.service.npcs import Npcs
 from personae.service.outbox import Outbox
 from personae.service.parent import POLL_MS, watch_parent
-from personae.service.recall import recall
+from personae.service.recall import Recall
 from personae.service.reception import Reception
 from personae.service.recorder import Recorder
-from personae.service.roster import Roster
 from personae.service.sessions import Sessions
 from personae.service.state import NoKeeper, StateFolder
 from personae.service.statistics import engine_vitals, headline, model_facts, plain
 from personae.service.summaries import Summaries
 from personae.service.transport import Transport
 from personae.service.turns import Turns
+from personae.service.watch import Pace
 from personae.service.witness import NobodyWatches, Several, Witness
 from personae.types import ModelCard
 from personae.wire import PROTOCOL_VERSION, replies
@@ -77,13 +78,15 @@ class Service:
         announce: Announce = lambda line: None,
         start_engine: StartEngine | None = None,
         witness: Witness | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """`announce` is given the ready line and the warm line; `witness` sees what the scheduler sees.
+        """`announce` is given the ready line and the warm line; `witness` sees what the scheduler sees; `pace`: how packs are watched.
 
         What can be had by one service only is taken here: WorldFailed `endpoint_taken`, AskedWrong `state_in_use`.
         """
         self._config = config
         self._announce = announce
+        self._pace = pace or Pace()
         self._is_gone = watch_parent(config.parent) if config.parent is not None else None
         with contextlib.ExitStack() as taken:
             self._transport = Transport(
@@ -154,38 +157,44 @@ class Service:
         self._card = card
         vocabulary = make_vocabulary(self._config.engine.model)
         prompts = PromptBuilder(vocabulary, n_ctx=card.n_ctx)
-        self._roster = Roster.load(self._config.characters, prompts)
-        if not self._roster.characters:
-            folder = self._config.characters or "anywhere (--characters)"
-            log.warning("no character could be loaded from %s: nobody can be spawned", folder)
-        self._turns = Turns(vocabulary, prompts, self._roster, n_ctx=card.n_ctx)
-        if self._state is not None:
-            recall(self._state, self._npcs, self._roster, card, vocabulary)
+        self._casting = Casting(self._config, card, prompts, self._transport.wake, self._pace)
+        self._taken.callback(self._casting.close)
+        roster = self._casting.roster
+        self._turns = Turns(vocabulary, prompts, roster, n_ctx=card.n_ctx, adapters=self._casting.adapters)
+        recall = Recall(self._state, self._npcs, roster, card, vocabulary) if self._state is not None else None
         self._staff(card, vocabulary, prompts)
         self._conductor.report(EngineReady(card), now_ms())
+        self._casting.begin(self._npcs, self._turns, self._conductor, self._outbox, recall)
         self._transport.open()
         self._announce(self._ready_line())
         self._hear_engine()  # what it reported meanwhile has had its wake-up
 
     def _staff(self, card: ModelCard, vocabulary: Vocabulary, prompts: PromptBuilder) -> None:
         """Who answers requests, each with those it asks."""
-        keeping = Keeping(self._state or NoKeeper(), self._outbox)
+        roster, keeping = self._casting.roster, Keeping(self._state or NoKeeper(), self._outbox)
         self._conductor = Conductor(
             self._new_scheduler,
             self._host,
             self._turns,
             self._outbox,
-            roster=self._roster,
+            roster=roster,
             keeping=keeping,
             errands=self._errands,
             summaries=Summaries(prompts, self._npcs, self._turns, keeping) if self._config.summarise else None,
             witness=self._witness,
         )
-        archive = Archive(
-            self._npcs, self._roster, self._conductor, self._errands, keeping, card=card, vocabulary=vocabulary, state=self._state
-        )
+        archive = Archive(self._npcs, roster, self._conductor, self._errands, keeping, card=card, vocabulary=vocabulary, state=self._state)
         self._reception = Reception(
-            self, self._sessions, self._roster, self._npcs, self._turns, self._conductor, self._outbox, keeping, archive
+            self,
+            self._sessions,
+            roster,
+            self._npcs,
+            self._turns,
+            self._conductor,
+            self._outbox,
+            keeping,
+            archive,
+            self._casting.adapters,
         )
 
     def _new_scheduler(self) -> Scheduler:
@@ -199,6 +208,7 @@ class Service:
             max_adapters=engine.max_adapters,
             max_waiting=config.max_queue,
             kv_ram=config.kv_ram,
+            adapter_ram=config.adapter_ram,
             restart_hint_ms=config.restart_backoff_ms[1],
         )
 
@@ -218,6 +228,7 @@ class Service:
     def _round(self) -> None:
         self._transport.wait(self._patience_ms())
         self._hear_engine()
+        self._casting.hear(now_ms())
         drained = self._hear_clients()
         self._mind_time(now_ms(), drained)
 
@@ -250,7 +261,7 @@ class Service:
     def _patience_ms(self) -> float | None:
         """How long there is nothing to do unless somebody speaks. None at all when a stop is still to be seen to: while the service began,
         its wake-up may have been taken for another's."""
-        if self._stops > self._stops_seen:
+        if self._stops > self._stops_seen or self._casting.has_news:
             return 0.0
         due = [self._host.next_deadline_ms(), self._conductor.next_deadline_ms(), self._sessions.next_deadline_ms(), self._drained_ms]
         if self._is_gone is not None:
@@ -360,7 +371,8 @@ class Service:
             "slots": card.n_slots,
             "engine": engine_vitals(self._host),
             "sessions": [{"client": session.client, "open": len(session.open)} for session in self._sessions],
-            "characters": len(self._roster.characters),
+            "characters": len(self._casting.roster.characters),
+            "packs": self._casting.statistics(),
             "npcs": len(self._npcs),
             "state": None if self._state is None else self._state.statistics(),
             "turns": len(self._turns),

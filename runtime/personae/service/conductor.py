@@ -184,7 +184,8 @@ class Conductor:
         try:
             asked = self._turns.begin(turn)
         except PersonaeError as refusal:
-            self._carry_out(FailTurn(turn.turn, refusal.code, refusal.message, refusal.hint))
+            retry_ms = refusal.details.get("retry_after_ms")
+            self._carry_out(FailTurn(turn.turn, refusal.code, refusal.message, refusal.hint, retry_ms))
         except Exception:
             log.exception("a turn that had waited could not begin")
             self._carry_out(_lost(turn.turn))

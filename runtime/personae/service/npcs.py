@@ -167,6 +167,11 @@ class Npc:
             self.reply_at = min(self.reply_at, len(self.lines))
 
 
+def greetings_of(character: Character) -> tuple[str, ...]:
+    """Those that can be asked for, by number. () where there is none at all."""
+    return (character.greeting, *character.greetings) if character.greeting or character.greetings else ()
+
+
 def _n_same(old: Sequence[Line], new: Sequence[Line]) -> int:
     """How many lines, from the first, say the same."""
     said = [[(line.speaker, line.text, line.is_npc) for line in lines] for lines in (old, new)]
@@ -207,8 +212,11 @@ class Npcs:
         except KeyError:
             raise AskedWrong("unknown_npc", f"There is no NPC {npc_id!r}.", "Spawn it first.") from None
 
-    def spawn(self, character: Character, npc_id: str | None, player: str | None) -> Npc:
-        """A new NPC with its greeting as first line. AskedWrong `npc_exists`, `too_many_npcs`."""
+    def spawn(self, character: Character, npc_id: str | None, player: str | None, *, greeting: int = 0, adapter: str | None = None) -> Npc:
+        """A new NPC with a greeting as first line, where its character has any. `adapter`: the key it will speak with, None: unknown.
+
+        AskedWrong `npc_exists`, `too_many_npcs`.
+        """
         given = NpcId(npc_id or self._free_id(character.id))
         npc = Npc(
             given,
@@ -217,10 +225,11 @@ class Npcs:
             player or DEFAULT_PLAYER,
             self.most_lines,
             seed=random.getrandbits(64) if self._seed is None else digest(self._seed, given),
-            adapter=character.adapter.key if character.adapter else None,
+            adapter=adapter,
         )
-        if character.greeting:
-            npc.lines.append(Line(character.name, character.greeting, True))
+        said = greetings_of(character)
+        if said and said[greeting]:
+            npc.lines.append(Line(character.name, said[greeting], True))
         self.adopt(npc)
         return npc
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from personae.packs.character import AdapterFile
 from personae.prompt import Line
 from personae.scheduler.actions import EndTurn
 from personae.service.heard import heard_part
 from personae.service.npcs import Npc
 from personae.service.sessions import Session
-from personae.types import FinishReason, NpcId, TurnId
+from personae.service.voices import voice_to_wire
+from personae.types import FinishReason, NpcId, TurnId, Voice
 from personae.wire import replies
 from personae.wire.messages import Heard, Say, Warm
 
@@ -26,7 +28,9 @@ class OpenTurn:
     asked_ms: float
     due: tuple[float, FinishReason]  # when it ends though its time to begin has not come, and how
     line: Line | None  # what is said to the NPC; None: it goes on by itself
-    adapter: str | None = None
+    fallback: tuple[str, ...]  # the lines of the pack for a reply that comes too late, as they were when it was asked or begun
+    voice: Voice = ()
+    files: tuple[AdapterFile, ...] = ()  # where its adapters lie
     seed: int = 0
     receipt: dict[str, Any] = field(default_factory=dict)
     n_cut_lines: int = 0  # lines that its prompt had no room for, counted from the first the NPC ever had
@@ -74,7 +78,9 @@ def done_of(turn: OpenTurn, end: EndTurn, fallback: str | None) -> dict[str, Any
         npc=turn.npc.id,
         **spoken,
         finish=end.finish.value,
-        adapter=turn.adapter,
+        adapter=turn.voice[0].key if turn.voice else None,
+        voice=voice_to_wire(turn.voice),
+        mood=turn.request.mood,
         usage={
             "prompt": usage.prompt,
             "reused": usage.reused,

@@ -40,6 +40,12 @@ class Outbox:
         for session in self._sessions:
             self.send(session, message)
 
+    def tell_of_packs(self, message: dict[str, Any]) -> None:
+        """To those who have asked to hear of packs."""
+        for session in self._sessions:
+            if session.hears_packs:
+                self.send(session, message)
+
     def take_lost(self) -> Iterable[Session]:
         """The sessions that could not be reached since the last call."""
         lost, self._lost = self._lost, []

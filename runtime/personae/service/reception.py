@@ -13,16 +13,18 @@ import logging
 from typing import Any, Protocol
 
 from personae.errors import AskedWrong, BrokeProtocol, OurBug, PersonaeError
+from personae.packs.character import Character
 from personae.service.archive import Archive
 from personae.service.chronicle import Chronicle
 from personae.service.conductor import Conductor
 from personae.service.keeping import Keeping
-from personae.service.npcs import Npcs
+from personae.service.npcs import Npcs, greetings_of
 from personae.service.outbox import Outbox
 from personae.service.roster import Roster
 from personae.service.sessions import Session, Sessions
 from personae.service.talk import Talk
 from personae.service.turns import Turns
+from personae.service.voices import Adapters, files_to_wire, spoken_if_known, voice_to_wire
 from personae.wire import replies
 from personae.wire.codec import decode
 from personae.wire.messages import (
@@ -41,6 +43,7 @@ from personae.wire.messages import (
     Shutdown,
     Spawn,
     Stats,
+    Subscribe,
     Warm,
     id_of,
     parse,
@@ -77,6 +80,7 @@ class Reception:
         outbox: Outbox,
         keeping: Keeping,
         archive: Archive,
+        adapters: Adapters,
     ) -> None:
         self._house = house
         self._sessions = sessions
@@ -87,6 +91,7 @@ class Reception:
         self._outbox = outbox
         self._keeping = keeping
         self._archive = archive
+        self._adapters = adapters
         self._talk = Talk(npcs, turns, conductor, keeping)
         self._chronicle = Chronicle(npcs, keeping)
 
@@ -169,11 +174,14 @@ class Reception:
             case Restore():
                 self._house.check_open()
                 return self._archive.restore(request, session, at_ms)
-        return self._answer_for_all(request, at_ms)
+        return self._answer_for_all(request, session, at_ms)
 
-    def _answer_for_all(self, request: Request, at_ms: float) -> dict[str, Any]:
+    def _answer_for_all(self, request: Request, session: Session, at_ms: float) -> dict[str, Any]:
         """What concerns no NPC."""
         match request:
+            case Subscribe():
+                session.hears_packs = session.hears_packs if request.packs is None else request.packs
+                return {"packs": session.hears_packs}
             case Characters():
                 return self._characters()
             case Stats():
@@ -194,28 +202,41 @@ class Reception:
         self._outbox.send(session, replies.done(hello.id, session=session.id, **self._house.introduction()))
 
     def _characters(self) -> dict[str, Any]:
-        characters = [
-            {
-                "id": character.id,
-                "name": character.name,
-                "adapter": character.adapter.key if character.adapter else None,
-                "greeting": character.greeting,
-            }
-            for character in self._roster
-        ]
-        return {"characters": characters, "problems": self._roster.problems}
+        return {"characters": [self._listed(character) for character in self._roster], "problems": self._roster.problems}
+
+    def _listed(self, character: Character) -> dict[str, Any]:
+        adapters = files_to_wire(character.adapters, self._adapters)
+        return {
+            "id": character.id,
+            "name": character.name,
+            "adapter": adapters[0]["adapter"] if adapters else None,
+            "greeting": character.greeting,
+            "greetings": len(greetings_of(character)),
+            "adapters": adapters,
+            "moods": list(character.moods),
+            "description": character.description,
+            "author": character.author,
+            "licence": character.licence,
+            "tags": list(character.tags),
+            "portrait": character.portrait,
+            "pack": character.pack.name.encode("utf-8", "replace").decode(),
+        }
 
     def _spawn(self, spawn: Spawn) -> dict[str, Any]:
         self._house.check_open()
         character = self._roster[spawn.character]
-        npc = self._npcs.spawn(character, spawn.npc, spawn.player)
+        greeting = _greeting_of(character, spawn.greeting)
+        voice = spoken_if_known(character, self._adapters).voice
+        adapter = voice[0].key if voice else None
+        npc = self._npcs.spawn(character, spawn.npc, spawn.player, greeting=spawn.greeting or 0, adapter=adapter)
         self._keeping.keep(npc)
         return {
             "npc": npc.id,
             "character": npc.character,
             "name": npc.name,
-            "greeting": character.greeting,
-            "adapter": npc.adapter,
+            "greeting": greeting,
+            "adapter": adapter,
+            "voice": voice_to_wire(voice),
         }
 
     def _despawn(self, despawn: Despawn, at_ms: float) -> dict[str, Any]:
@@ -237,6 +258,17 @@ class Reception:
             self._chronicle.check(history)  # a refusal ends nobody's being prepared
             self._talk.give_way(self._npcs[history.npc], at_ms)
         return self._chronicle.history(history)
+
+
+def _greeting_of(character: Character, number: int | None) -> str:
+    """AskedWrong `unknown_greeting`; "" where it has none and none was asked for."""
+    greetings = greetings_of(character)
+    if number is None:
+        return greetings[0] if greetings else ""
+    if number >= len(greetings):
+        there_are = f"There are {len(greetings)}, counted from 0." if greetings else "It has none."
+        raise AskedWrong("unknown_greeting", f"{character.id!r} has no greeting {number}.", there_are)
+    return greetings[number]
 
 
 def _free_id(message: dict[str, Any], session: Session | None) -> int:

@@ -100,7 +100,7 @@ class SavedNpc(_Form):
             seed=int(self.seed),
             asked=self.asked,
             remembered=max(0, min(self.remembered, len(self.history)) - n_cut),
-            adapter=character.adapter.key if character.adapter else None,
+            adapter=self.adapter,
         )
 
 

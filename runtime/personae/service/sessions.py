@@ -32,6 +32,7 @@ class Session:
     open: dict[int, TurnId] = field(default_factory=dict)  # request id of each open say or warm -> its turn
     pending: set[int] = field(default_factory=set)  # request ids of other requests whose answer is still to come
     spoken: OrderedDict[int, tuple[NpcId, TurnId]] = field(default_factory=OrderedDict)  # of the newest says that have ended
+    hears_packs: bool = False  # it has subscribed to what becomes of packs
     is_lost: bool = False  # a frame could not be sent: nothing more is, and the session is about to be forgotten
     last_say: int = 0  # the highest request id of a say so far: tells an ended turn from one that never was
 

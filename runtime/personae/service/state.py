@@ -114,19 +114,31 @@ class StateFolder:
         """Each NPC's document, by name. What cannot be read is shelved."""
         for file in self._tidied():
             self._kept.add(file)
-            try:
-                found = sealed.read(self._path_of(file))
-            except (OSError, sealed.Damaged) as damage:
-                self.shelve(file, f"it {damage}" if isinstance(damage, sealed.Damaged) else damage.strerror or str(damage))
-                continue
-            if found.note:
-                log.warning("of the NPC in %s the previous version is taken: %s", self._path_of(file), found.note)
-            yield Kept(file, found.document)
+            if (kept := self.read_again(file)) is not None:
+                yield kept
+
+    def read_again(self, file: str) -> Kept | None:
+        """None: it cannot be read, and is shelved for that."""
+        try:
+            found = sealed.read(self._path_of(file))
+        except (OSError, sealed.Damaged) as damage:
+            self.shelve(file, f"it {damage}" if isinstance(damage, sealed.Damaged) else damage.strerror or str(damage))
+            return None
+        if found.note:
+            log.warning("of the NPC in %s the previous version is taken: %s", self._path_of(file), found.note)
+        return Kept(file, found.document)
 
     def shelve(self, file: str, reason: str) -> None:
         """This NPC cannot be played today. It stays where it is for the day when it can."""
         log.warning("the NPC in %s is kept and not played: %s", self._path_of(file), reason)
         self._shelved[file] = reason
+
+    def is_shelved(self, file: str) -> bool:
+        return file in self._shelved
+
+    def unshelve(self, file: str) -> None:
+        """It is played again, or always was."""
+        self._shelved.pop(file, None)
 
     def keep(self, npc: Npc) -> None:
         assert self.author is not None, "nobody was told how to write an NPC down"

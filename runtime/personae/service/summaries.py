@@ -1,7 +1,7 @@
 """Decides when the model sums up what an NPC's context has no room for any more, and makes a memory of it. Off unless it is asked for.
 
-It knows no client. A summary is a turn of the service's own: ambient, without adapter, under a name that no client can give, so that the
-NPC it is about never waits for it. When it fails nothing is lost but the attempt: the end of the NPC's next turn brings another.
+It knows no client. A summary is a turn of the service's own: ambient, with the base model alone, under a name that no client can give, so
+that the NPC it is about never waits for it. When it fails nothing is lost but the attempt: the end of the NPC's next turn brings another.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Summaries:
         self._open[turn] = _Summary(npc, npc.edition, until)
         sampling = SamplingParams(temperature=TEMPERATURE, seed=digest(npc.seed, "summary", until) % (MAX_SEED + 1))
         rules = ReplyRules(self._prompts.stops)
-        return TurnAsked(at_ms, turn, _ghost_of(npc), prompt.tokens, None, "", sampling, rules, LIMITS, Priority.AMBIENT)
+        return TurnAsked(at_ms, turn, _ghost_of(npc), prompt.tokens, (), (), sampling, rules, LIMITS, Priority.AMBIENT)
 
     def _prompt(self, npc: Npc, lines: list[Line]) -> Prompt | None:
         try:

@@ -1,11 +1,12 @@
-"""Decides what becomes of a `say` or a `warm`: which prompt, adapter and settings its turn gets, and what its client hears of it.
+"""Decides what becomes of a `say` or a `warm`: which prompt, voice and settings its turn gets, and what its client hears of it.
 
 It knows no socket and no scheduler: it makes the scheduler's event of a request, and the client's messages of the scheduler's answers.
 
 Rules that always hold
 - A turn is in the book from the moment it is asked until its one `done` or `error`; the session points at it just as long. The NPC points
   at it while it is the scheduler's; before that it waits in the NPC's queue.
-- A turn that waits gets its prompt when its time comes: it answers what the NPC has heard by then.
+- A turn that waits gets its prompt when its time comes: it answers what the NPC has heard by then, as the character is by then.
+- A turn that has begun keeps the character it began with, whatever becomes of the pack.
 - A refusal leaves book, NPC and session as they were.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 from personae.engine.backend import Vocabulary
 from personae.errors import PersonaeError
-from personae.packs.character import Character
+from personae.packs.character import AdapterFile, Character, Mood
 from personae.prompt import Line, Prompt, PromptBuilder
 from personae.scheduler.actions import EndTurn, FailTurn, Speak
 from personae.scheduler.events import TurnAsked
@@ -27,7 +28,8 @@ from personae.service.npcs import Npc
 from personae.service.open_turn import OpenTurn, done_of
 from personae.service.roster import Roster, persona_of
 from personae.service.sessions import Session
-from personae.types import AdapterUse, Deadlines, FinishReason, Limits, Priority, ReplyRules, SamplingParams, TurnId, Usage
+from personae.service.voices import Adapters, NoAdapters, Spoken, mood_of, spoken_with
+from personae.types import Deadlines, FinishReason, Limits, Priority, ReplyRules, SamplingParams, TurnId, Usage
 from personae.wire import replies
 from personae.wire.messages import Say, Warm
 
@@ -37,9 +39,11 @@ class _Plan:
     """All that a turn is to be, before anything is changed."""
 
     character: Character
+    mood: Mood | None
     line: Line | None
     limits: Limits
     prompt: Prompt
+    spoken: Spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,15 @@ class Ended:
 class Turns:
     """The book of open turns."""
 
-    def __init__(self, vocabulary: Vocabulary, prompts: PromptBuilder, roster: Roster, *, n_ctx: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, prompts: PromptBuilder, roster: Roster, *, n_ctx: int, adapters: Adapters | None = None
+    ) -> None:
+        """`adapters` None: nobody has any."""
         self._vocabulary = vocabulary
         self._prompts = prompts
         self._roster = roster
         self._n_ctx = n_ctx
+        self._adapters: Adapters = adapters or NoAdapters()
         self._open: dict[TurnId, OpenTurn] = {}
         self._queues: Queues[OpenTurn] = Queues()
         self._freed: deque[Npc] = deque()
@@ -115,6 +123,10 @@ class Turns:
             turn.npc.cut_heard(turn.request.heard)
         return self._begin(turn, self._plan(turn.request, turn.npc))
 
+    def files_in_use(self) -> list[AdapterFile]:
+        """Of turns that have begun: packs may name others by now."""
+        return [file for turn in self for file in turn.files]
+
     def is_waiting(self, turn: TurnId) -> bool:
         return turn in self._open and self._open[turn] in self._queues
 
@@ -138,7 +150,8 @@ class Turns:
 
     def _enter(self, request: Say | Warm, npc: Npc, session: Session, at_ms: float, plan: _Plan) -> OpenTurn:
         number = self.next_number()
-        turn = OpenTurn(number, request, session, npc, at_ms, due_of(at_ms, plan.limits, deadlines_of(request)), plan.line)
+        due = due_of(at_ms, plan.limits, deadlines_of(request))
+        turn = OpenTurn(number, request, session, npc, at_ms, due, plan.line, plan.character.fallback)
         self._open[number] = turn
         session.open[request.id] = number
         session.last_say = max(session.last_say, request.id)
@@ -146,20 +159,22 @@ class Turns:
 
     def _begin(self, turn: OpenTurn, plan: _Plan) -> TurnAsked:
         npc, request, character, prompt = turn.npc, turn.request, plan.character, plan.prompt
-        use = AdapterUse(character.adapter.key, character.adapter.scale) if character.adapter else None
-        sampling = self._sampling(request, character, npc)
+        voice, sources = plan.spoken.voice, plan.spoken.sources
+        sampling = self._sampling(request, plan, npc)
+        self._roster.note_use([source.key for source in sources])
         npc.begin(turn.turn)
-        npc.adapter, npc.name = use.key if use else None, character.name
+        npc.adapter, npc.name = voice[0].key if voice else None, character.name
         npc.asked += not turn.is_warm
-        turn.adapter, turn.seed = npc.adapter, sampling.seed or 0
+        turn.voice, turn.files = voice, plan.spoken.files
+        turn.fallback, turn.seed = character.fallback, sampling.seed or 0
         turn.receipt, turn.n_cut_lines = prompt.receipt.to_wire(), npc.n_trimmed + prompt.n_cut_lines
         return TurnAsked(
             turn.asked_ms,
             turn.turn,
             npc.id,
             prompt.tokens,
-            use,
-            str(character.adapter.path) if character.adapter else "",
+            voice,
+            sources,
             sampling,
             self._rules(request, character, npc, plan.line),
             plan.limits,
@@ -170,18 +185,23 @@ class Turns:
         )
 
     def _plan(self, request: Say | Warm, npc: Npc) -> _Plan:
-        character = self._roster[npc.character]
-        limits, persona = limits_of(request, character), persona_of(character, npc.memories)
+        character = self._roster.of_npc(npc.id, npc.character)
+        mood = mood_of(character, request.mood)
+        limits, persona = limits_of(request, character), persona_of(character, npc.memories, mood)
         room = min(limits.max_kv or self._n_ctx, self._n_ctx)
         reserve = min(limits.max_tokens, room // 2)  # a longer reply is not promised its room: it ends where the context does
         if isinstance(request, Warm):
-            return _Plan(character, None, limits, self._prompts.head(persona, npc.lines, reserve, room=room))
+            head = self._prompts.head(persona, npc.lines, reserve, room=room)
+            return _Plan(character, mood, None, limits, head, spoken_with(character, mood, self._adapters))
         line = None if request.text is None else Line(request.speaker or npc.player, request.text, False)
         lines = npc.lines if line is None else [*npc.lines, line]
-        return _Plan(character, line, limits, self._prompts.build(persona, lines, reserve, room=room))
+        prompt = self._prompts.build(persona, lines, reserve, room=room)
+        return _Plan(character, mood, line, limits, prompt, spoken_with(character, mood, self._adapters))
 
-    def _sampling(self, request: Say | Warm, character: Character, npc: Npc) -> SamplingParams:
-        sampling = replace(SamplingParams(), **character.sampling)
+    def _sampling(self, request: Say | Warm, plan: _Plan, npc: Npc) -> SamplingParams:
+        """The request's own, else the mood's, else the pack's, else the service's."""
+        of_mood = plan.mood.sampling if plan.mood is not None else {}
+        sampling = replace(SamplingParams(), **{**plan.character.sampling, **of_mood})
         if isinstance(request, Say) and request.sampling is not None:
             sampling = request.sampling.apply_to(sampling)
         return sampling if sampling.seed is not None else replace(sampling, seed=npc.turn_seed)
@@ -243,10 +263,9 @@ class Turns:
 
     def _fall_back(self, turn: OpenTurn) -> str | None:
         """Speak the pack's next line of those for replies that come too late; None: it has none, or nobody is there to hear it."""
-        character = self._roster.characters.get(turn.npc.character)
-        if turn.is_warm or turn.is_muted or character is None or not character.fallback:
+        if turn.is_warm or turn.is_muted or not turn.fallback:
             return None
-        line = character.fallback[turn.npc.n_fallbacks % len(character.fallback)]
+        line = turn.fallback[turn.npc.n_fallbacks % len(turn.fallback)]
         turn.npc.n_fallbacks += 1
         turn.pieces.append((f" {line}" if turn.text else line, "speech"))
         return line

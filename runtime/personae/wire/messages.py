@@ -146,18 +146,28 @@ class Characters(_Request):
     type = "characters"
 
 
+class Subscribe(_Request):
+    """`packs`: whether this session hears what becomes of packs; None: as before, it is only asked."""
+
+    type = "subscribe"
+    packs: bool | None = None
+
+
 class Spawn(_Request):
-    """`npc` None: the service picks the id. `player` None: the service's word for the player."""
+    """`npc` None: the service picks the id. `player` None: the service's word for the player. `greeting`: which of the character's, from 0;
+    None: the first, if there is one."""
 
     type = "spawn"
     character: Name
     npc: Name | None = None
     player: Name | None = None
+    greeting: Count | None = None
 
 
 class Say(_Request):
     """`text` None: nobody spoke, the NPC goes on of its own accord. `speaker` None: the NPC's player. `priority` and `mid_reply` None: by
-    who speaks. `heard`: of the reply that this interrupts, or of the NPC's last one. Numbers that are None are the pack's or the service's.
+    who speaks. `heard`: of the reply that this interrupts, or of the NPC's last one. `mood`: one of the character's; None: as always.
+    Numbers that are None are the pack's or the service's.
     """
 
     type = "say"
@@ -168,6 +178,7 @@ class Say(_Request):
     mid_reply: Annotated[MidReply, Field(strict=False)] | None = None
     heard: Heard | None = None
     deadline: Deadline | None = None
+    mood: Name | None = None
     max_tokens: int | None = Field(None, ge=1, le=MAX_REPLY_TOKENS)
     max_seconds: float | None = Field(None, ge=0.1, le=MAX_SECONDS)
     max_kv: int | None = Field(None, ge=MIN_KV, le=MAX_KV)
@@ -229,6 +240,7 @@ class Memories(_Request):
 class Warm(_Request):
     type = "warm"
     npc: Name
+    mood: Name | None = None
     priority: Annotated[Priority, Field(strict=False)] | None = None
 
 
@@ -280,12 +292,28 @@ class Shutdown(_Request):
 
 
 Request = (
-    Hello | Characters | Spawn | Say | Cancel | Observe | History | Memories | Warm | Save | Restore | Despawn | Stats | Ping | Shutdown
+    Hello
+    | Characters
+    | Subscribe
+    | Spawn
+    | Say
+    | Cancel
+    | Observe
+    | History
+    | Memories
+    | Warm
+    | Save
+    | Restore
+    | Despawn
+    | Stats
+    | Ping
+    | Shutdown
 )
 
 _MODELS: tuple[type[Request], ...] = (
     Hello,
     Characters,
+    Subscribe,
     Spawn,
     Say,
     Cancel,

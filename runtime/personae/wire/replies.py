@@ -28,6 +28,6 @@ def delta(id: int, npc: str, text: str, kind: str = "speech") -> dict[str, Any]:
     return {"type": "delta", "id": id, "npc": npc, "text": text, "kind": kind}
 
 
-def event(name: str, **fields: Any) -> dict[str, Any]:
-    """Something happened that nobody asked for: "warm", "engine_lost", "engine_ready", "adapter_set_aside" or "closing"."""
+def event(name: str, /, **fields: Any) -> dict[str, Any]:
+    """Something happened that nobody asked for: "warm", "engine_lost", "engine_ready", "adapter_set_aside", "pack" or "closing"."""
     return {"type": "event", "event": name, **fields}

@@ -1,0 +1,36 @@
+"""characters/README.md tells writers what is so: its manifests load, its commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from personae.cli.pack import SUBCOMMANDS
+from tests.cli.pack.conftest import Pack, Write
+
+README = (Path(__file__).parents[3] / "characters" / "README.md").read_text(encoding="utf-8").partition("## Manifest reference")[0]
+BLOCKS = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_manifests_it_shows_are_one_good_pack(pack: Pack, write: Write) -> None:
+    whole = [block for block in BLOCKS if "[[adapter]]" not in block]
+    assert len(whole) == 3
+    more = 'description = "x"\nauthor = "x"\nlicence = "x"\n'
+    ended = pack("check", write(head=more + "".join(whole)), "--model", "fake", "--strict")
+    assert (ended.code, ended.out.splitlines()[0]) == (0, "marta: nothing to put right")
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"personae pack (\w+)", README))))
+def test_the_commands_it_names_exist(name: str) -> None:
+    assert name in SUBCOMMANDS
+
+
+def test_what_it_shows_of_lore_is_what_is_shown(pack: Pack, write: Write) -> None:
+    folder = write(head="".join(block for block in BLOCKS if "[[adapter]]" not in block))
+    ended = pack("show", folder, "--model", "fake", "--say", "What is in the cellar?")
+    shown = README.partition("line         7  What is in the cellar?\n...\n")[2].partition("```")[0]
+    for line in shown.splitlines():
+        told = " ".join(re.sub(r"\(\d+ tokens\)", "", line).removeprefix("lore").split())
+        assert told in re.sub(r" \(\d+ tokens\)", "", ended.words)
