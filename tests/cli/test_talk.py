@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from personae.cli.talk_room import Room
 from personae.errors import AskedWrong
 from personae_client import Client
 from tests.cli.processes import PATIENCE_S, command, family, on_terminal, run, wait_until_gone
-from tests.service.house import write_pack
+from tests.service.house import write_manifest, write_pack
 
 linux_only = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="/proc tells who descends from whom")
 
@@ -37,7 +38,7 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("talk") / "characters"
     for name in ("guard", "cook"):
         write_pack(folder, name, greeting=f'"I am the {name}."')
-    write_pack(folder, "hermit")
+    write_pack(folder, "hermit", moods='[{ name = "drunk", style = "Slurred." }]')
     return folder
 
 
@@ -98,6 +99,40 @@ def test_commands_bring_send_away_and_tell(service) -> None:
     assert sorted(lines[5:7]) == ["Cook: [base] I heard: hi.", "Hermit: [base] I heard: hi."]
     assert lines[7:11] == ["What cook remembers:", "Cook: I am the cook.", "Player: hi", "Cook: [base] I heard: hi."]
     assert [line.partition(" ")[0] for line in lines[11:]] == ["cook:", "hermit:", "fake,"]
+
+
+def test_mood_is_of_those_who_have_it_until_it_is_taken_back(service) -> None:
+    lines = said(service, "/mood", "/mood drunk", "hi", "/mood sober", "/mood", to=("hermit", "cook"))
+    assert lines[:4] == ["Hermit is as always", "Cook is as always", "Moods of hermit: drunk", "Hermit is drunk"]
+    assert lines[-4:] == [
+        "Nobody here has a mood 'sober'. There are: drunk.",
+        "Hermit is as always",
+        "Cook is as always",
+        "Moods of hermit: drunk",
+    ]
+
+
+def test_pack_that_changes_while_we_talk_is_told_of_before_the_next_line(service, cast) -> None:
+    with Client(service.endpoint, name="talk") as ours:
+        room = Room(ours)
+        voice = room.add("hermit")
+        assert list(room.news()) == []
+        write_manifest(cast / "hermit", moods='[{ name = "glad" }, { name = "glad" }]', stile='"Slurred."')
+        told = next_news(room)
+        assert told[0] == "pack hermit: its new version cannot be used; the last good one plays on"
+        assert any("stile" in line and "style" in line for line in told[1:])
+        write_manifest(cast / "hermit", moods='[{ name = "drunk" }]')
+        assert next_news(room)[0] == "pack hermit: changed, from the next line on"
+        assert room.set_mood("drunk") == [voice]
+        room.close()
+
+
+def next_news(room: Room) -> list[str]:
+    until = time.monotonic() + PATIENCE_S
+    while not (news := list(room.news())):
+        assert time.monotonic() < until, "nothing was told of any pack"
+        time.sleep(0.02)
+    return news
 
 
 @pytest.mark.parametrize(

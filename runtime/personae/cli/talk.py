@@ -36,6 +36,7 @@ Ctrl-C            interrupts whoever is speaking
 /add robot        another NPC joins
 /leave pirate     one leaves
 /history pirate   what one remembers; without a name, what all do
+/mood drunk       whoever has that mood answers in it; without a name, as always
 /stats            what the last replies took
 /quit             ends, as Ctrl-D does"""
 
@@ -99,6 +100,7 @@ class Conversation:
             "add": self._add,
             "leave": self._leave,
             "history": self._history,
+            "mood": self._mood,
             "stats": self._stats,
             "help": self._help,
             "quit": self._quit,
@@ -163,6 +165,7 @@ class Conversation:
         if not line:
             return
         self._check_service()
+        self._tell_news()
         try:
             if line.startswith("/"):
                 self._obey(line)
@@ -203,6 +206,10 @@ class Conversation:
         if self._service is not None:
             self._service.check()
 
+    def _tell_news(self) -> None:
+        for news in self._room.news():
+            self._display.notice(printable(news))
+
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _who(self, _rest: str) -> None:
@@ -224,6 +231,13 @@ class Conversation:
             self._display.notice(f"What {voice.npc.id} remembers:")
             for line in voice.npc.history():
                 self._display.said(printable(line.speaker), voice.colour if line.is_npc else "", printable(line.text))
+
+    def _mood(self, name: str) -> None:
+        for voice in self._room.set_mood(name or None):
+            self._display.notice(f"{printable(voice.npc.name)} is {printable(name) if name else 'as always'}")
+        if not name:
+            known = [f"{npc}: {', '.join(moods)}" for npc, moods in self._room.moods().items()]
+            self._display.notice(f"Moods of {printable('; '.join(known))}" if known else "Nobody here has moods")
 
     def _stats(self, _rest: str) -> None:
         welcome, totals = self._room.client.welcome, self._room.client.stats()["totals"]

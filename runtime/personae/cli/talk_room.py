@@ -1,15 +1,17 @@
-"""Who is in the conversation, and to whom a line is said. Decides what the names in a line mean; draws nothing and reads no key."""
+"""Who is in the conversation, in which mood, and to whom a line is said. Decides what the names in a line mean; draws nothing and reads no
+key. Packs may change while we talk: what there is to say about that, it tells."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from itertools import cycle
 
 from personae.cli.cast import meant
 from personae.cli.terminal import COLOURS
 from personae.cli.voices import Voice, labels
 from personae.errors import AskedWrong
-from personae_client import Characters, Client, Npc, UnknownCharacter
+from personae_client import Characters, Client, Npc, PackChange, UnknownCharacter
 from personae_client import PersonaeError as ClientError
 
 
@@ -18,6 +20,7 @@ class Room:
 
     def __init__(self, client: Client, player: str | None = None) -> None:
         self.client = client
+        client.subscribe_packs()
         self.cast: Characters = client.characters()
         self.voices: list[Voice] = []
         self._player = player
@@ -39,6 +42,33 @@ class Room:
             raise AskedWrong("bad_arguments", f"There is no character {character!r}.", meant(character, self.character_ids)) from error
         self.voices.append(Voice(npc, next(self._colours)))
         return self.voices[-1]
+
+    def moods(self) -> dict[str, tuple[str, ...]]:
+        """Of those who are here and have any, by NPC id."""
+        moods = {character.id: character.moods for character in self.cast.characters}
+        return {voice.npc.id: known for voice in self.voices if (known := moods.get(voice.npc.card.character))}
+
+    def set_mood(self, mood: str | None) -> list[Voice]:
+        """All who have that mood answer in it from now on, None: nobody is in any. AskedWrong when nobody has it."""
+        moods = self.moods()
+        meant_by = [voice for voice in self.voices if mood is None or mood in moods.get(voice.npc.id, ())]
+        if not meant_by:
+            known = sorted({name for names in moods.values() for name in names})
+            raise AskedWrong("bad_arguments", f"Nobody here has a mood {mood!r}.", meant(mood or "", known) if known else "")
+        for voice in meant_by:
+            voice.mood = mood
+        return meant_by
+
+    def news(self) -> Iterator[str]:
+        """What became of packs since it was asked last, a line each."""
+        changes = [change for event in self.client.take_events() if (change := event.pack_change) is not None]
+        if changes:
+            self.cast = self.client.characters()
+        for change in changes:
+            yield f"pack {change.character}: {_told(change)}"
+            yield from (
+                f"  {' '.join(part for part in (each.file, each.field) if part)}: {each.problem} {each.remedy}" for each in change.problems
+            )
 
     def leave(self, name: str) -> Voice:
         """It is gone from the service, too."""
@@ -85,3 +115,9 @@ class Room:
         """The id for an id or a name in any case; what is neither goes to the service as it is, which may know of newer packs."""
         known = {name.casefold(): character.id for character in self.cast.characters for name in (character.name, character.id)}
         return known.get(wanted.casefold(), wanted)
+
+
+def _told(change: PackChange) -> str:
+    if change.change == "refused":
+        return "its new version cannot be used; the last good one plays on" if change.kept else "it cannot be used"
+    return {"added": "here now", "changed": "changed, from the next line on", "removed": "gone"}.get(change.change, change.change)

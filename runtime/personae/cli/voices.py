@@ -19,6 +19,7 @@ CALM = {"end", "stop", "speaker", "length", "repetition"}  # ends of a reply tha
 class Voice:
     npc: Npc
     colour: str
+    mood: str | None = None  # in which it answers; None: as always
     reply: Text = field(default_factory=Text)  # what is being said, or was said last
     stream: Stream | None = None
     is_heard_out: bool = True  # nothing more will come
@@ -36,7 +37,7 @@ class Voice:
         """Say something to it. Whatever was said before is gone from here."""
         self.reply = Text()
         self.is_heard_out, self.has_news = False, True
-        self.stream = self.npc.say(text, speaker=speaker, max_tokens=max_tokens)
+        self.stream = self.npc.say(text, speaker=speaker, max_tokens=max_tokens, mood=self.mood)
 
     def hear(self) -> None:
         """Take in what has arrived. The end is looked at first: all that came before it is then there to be taken."""
