@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -77,6 +78,16 @@ class Terminal:
                 raise AssertionError(f"ended without {text!r}: {self.shown!r}")
         head, _text, self.shown = self.shown.partition(text)
         return head + text
+
+    def interrupt_until(self, text: str) -> str:
+        """Ctrl-C, as often as it takes: one that comes between a prompt and the read behind it is noticed with the next key only."""
+        for _ in range(int(PATIENCE_S)):
+            os.kill(self.process.pid, signal.SIGINT)
+            while text not in self.shown and select.select([self._ours], [], [], 1.0)[0] and self._read():
+                pass
+            if text in self.shown:
+                break
+        return self.read_until(text)
 
     def wait(self) -> tuple[int, str]:
         """Exit code, and what was shown until the end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tomllib
 from pathlib import Path
 
@@ -148,8 +147,7 @@ def test_leaving_in_the_middle_leaves_nothing_behind(here: Path) -> None:
         terminal.read_until("name [Marta]: ")
         terminal.type("\n")
         terminal.read_until("persona: ")
-        os.kill(terminal.process.pid, signal.SIGINT)
-        terminal.read_until("Nothing was written.")
+        terminal.interrupt_until("Nothing was written.")
         terminal.wait()
     assert os.listdir(here) == []
 
