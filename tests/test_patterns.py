@@ -27,7 +27,21 @@ def test_case_counts_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", "a**", r"(a)\1", "(?=a)", "(?<!a)b", r"\E", "a{1001}", r"(\pL{100}){10}", "x" * (MAX_CHARS + 1), "\ud800"]
+    "pattern",
+    [
+        "(",
+        "a**",
+        r"(a)\1",
+        "(?=a)",
+        "(?<!a)b",
+        r"\E",
+        "a{1001}",
+        r"(\pL{100}){10}",
+        "x" * (MAX_CHARS + 1),
+        "\ud800",
+        r"\PL" * 166,
+        r"[\pL\PL]" * 5,
+    ],
 )
 def test_what_cannot_be_used_is_refused_in_words(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"^(is no|has) "):
@@ -38,6 +52,13 @@ def test_what_cannot_be_used_is_refused_in_words(pattern: str) -> None:
 def test_what_explodes_elsewhere_takes_no_time_here(pattern: str) -> None:
     """In Python's `re` these take longer than the test run has."""
     assert compiled(pattern, case_sensitive=False).search("xa" * 20_000) is None
+
+
+def test_classes_of_unicode_can_be_used_in_moderation() -> None:
+    """Each takes a millisecond in which nothing else of the service runs."""
+    assert compiled(r"\b\p{Lu}\pL+ [\p{Han}\PM]", case_sensitive=True).search("Das Mühlenrad 水") is not None
+    with pytest.raises(ValueError, match="9 Unicode classes"):
+        compiled(r"\pL" * 9, case_sensitive=True)
 
 
 def test_joined_patterns_match_where_any_of_them_does() -> None:

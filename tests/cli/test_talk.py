@@ -324,3 +324,9 @@ def test_word_of_a_name_means_its_owner_unless_several_have_it(client) -> None:
             room["tom"]
     finally:
         room.close()
+
+
+def test_what_is_wrong_with_a_pack_is_told_with_its_place(tmp_path) -> None:
+    write_pack(tmp_path, "guard", greetng='"Halt!"')
+    ended = run("talk", "--model", "fake", "--characters", str(tmp_path))
+    assert "personae: pack guard: character.toml greetng: is not known here" in ended.stderr

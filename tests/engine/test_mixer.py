@@ -172,6 +172,11 @@ def test_a_matrix_that_lies_about_itself_is_refused(name: str) -> None:
         _mixer.Adapter(2, [entry(), BAD_MATRICES[name]])  # type: ignore[list-item]
 
 
+def test_a_matrix_that_grows_while_it_is_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="grew"):
+        _mixer.Adapter(2, [(0, Meddler(), 45, 70, 1.0, bytes(2 * 200 * 45), bytes(2 * 200 * 70))])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("bad", [None, 7, b"matrix"])
 def test_a_list_of_anything_else_is_refused(bad: object) -> None:
     with pytest.raises((TypeError, SystemError)):
@@ -198,6 +203,22 @@ def adapter(*entries: tuple[object, ...], n_sites: int = 2) -> _mixer.Adapter:
     return _mixer.Adapter(n_sites, list(entries or (entry(),)))  # type: ignore[arg-type]
 
 
+class Meddler:
+    """Says something else whenever it is asked, and could change a list meanwhile."""
+
+    n_asked = 0
+
+    def __index__(self) -> int:
+        self.n_asked += 1
+        return 1 if self.n_asked == 1 else 200
+
+    def __float__(self) -> float:
+        return 1.0
+
+    def __bool__(self) -> bool:
+        return True
+
+
 def alone(one: object, scale: object = 1.0) -> tuple[tuple[object, object]]:
     """A voice of one adapter."""
     return ((one, scale),)
@@ -219,6 +240,8 @@ BAD_ROWS: dict[str, Callable[[], tuple[object, object]]] = {
     "of_other_shape_as_a_second_part": lambda: ([alone(adapter()) + alone(adapter(entry(site=1, n_out=64)))], [True]),
     "never_initialised": lambda: ([alone(_mixer.Adapter.__new__(_mixer.Adapter))], [True]),
     "scale_is_a_text": lambda: ([alone(adapter(), "x")], [True]),
+    "scale_runs_code": lambda: ([alone(adapter(), Meddler())], [True]),
+    "wants_runs_code": lambda: ([()], [Meddler()]),
     "tuples": lambda: (((),), (True,)),
 }
 

@@ -82,6 +82,21 @@ def test_a_failure_on_the_way_leaves_the_old_pack_and_no_trace(tmp_path: Path, m
     assert os.listdir(tmp_path) == ["mira"]
 
 
+def test_a_failure_on_the_way_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
+    with pytest.raises(WorldFailed):
+        write_pack(mira(files={"gone.bin": tmp_path / "no such file"}), tmp_path / "characters")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a.png", "A.PNG"), ("é", "e\u0301"), ("a", "a."), ("a/b", "a"), ("a", "a/b"), ("A/b", "a"), ("Straße", "strasse"), ("x./b", "X/B")],
+)
+def test_files_that_some_system_takes_for_one_are_refused(tmp_path: Path, first: str, second: str) -> None:
+    with pytest.raises(AskedWrong, match="another has that name already"):
+        write_pack(mira(files={first: b"x", second: b"y"}), tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(WorldFailed) as fault:
@@ -104,6 +119,9 @@ FILES = [
     "Character.TOML",
     "a//b",
     "a\0b",
+    "character.toml/x",
+    "character.toml.",
+    "龍" * 86,  # three bytes each
 ]
 
 

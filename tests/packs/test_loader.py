@@ -256,6 +256,22 @@ def test_folder_without_manifest_is_warned_of_unless_hidden(write_pack: WritePac
     assert [(problem.pack, problem.is_error) for problem in cast.problems] == [("empty", False)]
 
 
+@pytest.mark.parametrize(
+    ("file", "remedy"),
+    [
+        ("character.toml.txt", "There is 'character.toml.txt': rename it."),
+        ("Character.toml", "There is 'Character.toml': rename it."),
+        ("marta/character.toml", "There is 'marta/character.toml': move 'marta' up."),
+    ],
+)
+def test_manifest_under_another_name_or_a_folder_too_deep_is_pointed_at(write_pack: WritePack, file: str, remedy: str) -> None:
+    folder = write_pack("")
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / "character.toml").rename(folder / file)
+    assert only_error(folder).remedy == remedy
+    assert [problem.remedy for problem in load_cast(folder.parent).problems] == [remedy]
+
+
 def test_warnings_of_good_packs_are_in_the_cast(write_pack: WritePack) -> None:
     cast = load_cast(write_pack(SMALL + 'stile = "x"').parent)
     assert list(cast.characters) == ["innkeeper"]

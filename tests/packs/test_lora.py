@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from personae.errors import AskedWrong
 from personae.packs.base import BaseShapes
 from personae.packs.lora import adapter_key, read_adapter_header, read_lora
+from personae.packs.lora_header import MAX_BEHIND_BYTES
 from tests.packs.gguf_writer import Tensor, encoded, f16, gguf, lora_pairs, matrix, number_array, pair, pair_of, text_pair
 
 WriteAdapter = Callable[[bytes], Path]
@@ -235,6 +236,14 @@ def test_folder_is_no_adapter(tmp_path: Path, base: BaseShapes) -> None:
 def test_file_beyond_the_size_limit_is_not_even_read(adapter: WriteAdapter, base: BaseShapes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("personae.packs.lora.MAX_ADAPTER_BYTES", 100)
     assert "more than 100" in refused(adapter(gguf(lora_pairs(), GOOD)), base).message
+
+
+def test_file_that_is_mostly_something_else_is_refused_by_its_header(adapter: WriteAdapter, adapter_bytes: bytes) -> None:
+    """It would have to be held in memory to be read, and no budget for weights would know."""
+    assert read_adapter_header(adapter(adapter_bytes + b"\0" * MAX_BEHIND_BYTES))
+    with pytest.raises(AskedWrong, match="behind its weights") as caught:
+        read_adapter_header(adapter(adapter_bytes + b"\0" * (MAX_BEHIND_BYTES + 64)))
+    assert caught.value.code == "adapter_unreadable"
 
 
 def test_path_with_spaces_and_other_scripts_is_read(tmp_path: Path, base: BaseShapes, adapter_bytes: bytes) -> None:

@@ -88,6 +88,26 @@ def test_all_mistakes_are_told_at_once_each_with_its_field_and_remedy() -> None:
     assert all(problem.remedy and problem.file == "character.toml" and problem.pack == "inn" for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("written", "field", "remedy"),
+    [
+        ('[lore]\ntext = "x"', "lore", "Write [[lore]], in two brackets, and once for each of them."),
+        ('[moods]\nname = "drunk"', "moods", "Write [[moods]], in two brackets, and once for each of them."),
+        ('fallback = "One \\"moment\\"."', "fallback", 'Put it in brackets: fallback = ["One \\"moment\\"."]'),
+        ('[[lore]]\ntext = "x"\nkeys = "cellar"', "lore[1].keys", 'Put it in brackets: keys = ["cellar"]'),
+        ("tags = 3", "tags", 'Put it in brackets: tags = ["..."]'),
+    ],
+)
+def test_one_where_a_list_belongs_is_told_with_how_a_list_is_written(written: str, field: str, remedy: str) -> None:
+    _, problems = read(SMALL + written)
+    assert [(problem.field, problem.remedy) for problem in problems] == [(field, remedy)]
+
+
+def test_what_is_missing_is_told_as_something_to_do() -> None:
+    _, problems = read('name = "Marta"')
+    assert problems[0].remedy.startswith("Add persona. Who the character is, addressed as you.")
+
+
 def test_missing_and_empty_persona_are_refused_by_name() -> None:
     assert errors('name = "Marta"') == {"persona": "is missing."}
     assert errors('name = "Marta"\npersona = "\\n \\n"') == {"persona": "is empty."}
@@ -267,12 +287,45 @@ def test_newer_version_is_read_as_far_as_it_is_known_and_says_so() -> None:
         (b"x = " + b"9" * 5000, "not TOML"),
         (b"x = " + b"[" * 100_000, "nested too deeply"),
         (b"#" * (MAX_BYTES + 1), "more than"),
-        (b".".join([b"a"] * 30_000) + b" = 1", "dots in line 1"),
+        (b".".join([b"a"] * 30_000) + b" = 1", "29999 dots"),
+        (b".".join([b"a", '"\u2028"'.encode()] * 10_000) + b" = 1", "19999 dots"),  # a line's end for Python and not for TOML
+        (b"".join(b"k%d%s = 1\n" % (n, b".a" * 98) for n in range(30)), "2940 dots"),
+        (b'x = ["""a"""""' + b", {a%s = 1}]" % (b".a" * 3000), "3000 dots"),  # two quotes belong to the text
+        (b"x = 0x" + b"F" * 5000, "64 bits"),
+        (b"x = [[{y = 9223372036854775808}]]", "64 bits"),
     ],
 )
 def test_what_is_no_toml_in_utf8_is_refused_in_words(content: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         decode(content)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        'x = "{}"',
+        "x = '{}'",
+        'x = """\n\\"""{}"""""',
+        "x = '''\n'{}'''''",
+        "x = 1 # {}",
+        'x = "\\"{}"',
+        '"{}" = 1',
+    ],
+)
+def test_dots_in_texts_and_comments_are_nobodys_business(written: str) -> None:
+    assert decode(written.replace("{}", "Well... " * 3000).encode())
+
+
+@pytest.mark.parametrize("opened", ['"""', "'''", '"', "'", '\\"""', '"\\', '""" ""\\'])
+def test_texts_that_are_never_closed_are_refused_in_no_time(opened: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=r"not TOML|dots"):
+        decode(("x = " + opened * (MAX_BYTES // 8)).encode())
+    assert time.perf_counter() - start < 5
+
+
+def test_numbers_of_64_bits_are_read() -> None:
+    assert decode(b"x = [9223372036854775807, -9223372036854775808]")
 
 
 def test_control_characters_are_refused() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from personae.packs import manifest as form
+from personae.packs import named_files
 from personae.packs.base import BaseShapes
 from personae.packs.character import PackProblem
+from personae.packs.gguf import parse_header
 from personae.packs.loader import examine_pack, load_character
 from personae.packs.named_files import MAX_PORTRAIT_BYTES
 from tests.packs.conftest import WritePack, zipped
@@ -52,6 +54,27 @@ def test_each_adapter_is_told_once_where_it_is_named_first(write_pack: WritePack
         ("character.toml", "adapter[3].file"),
         ("bad.gguf", "moods[1].adapter.file"),
     ]
+
+
+def test_headers_of_a_pack_are_bounded_together(write_pack: WritePack, adapter_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = "adapter = [{ file = 'a.gguf' }, { file = 'b.gguf' }, { file = 'c.gguf' }, { file = 'd.gguf' }]\n" + SMALL
+    good = dict.fromkeys("abcd", adapter_bytes)
+    assert warnings(write_pack(named, name="fits", **good)) == []
+    header = parse_header(adapter_bytes, Path("a.gguf")).data_offset
+    monkeypatch.setattr(named_files, "MAX_HEADERS_BYTES", 2 * header)
+    folder = write_pack(named, name="beyond", **good)
+    assert errors(folder) == [("c.gguf", "adapter[3].file")]
+
+
+def test_adapters_that_are_refused_count_as_the_largest(write_pack: WritePack) -> None:
+    moods = "".join(f"[[moods]]\nname = '{n}'\nadapter = {{ file = 'a{n}.gguf' }}\n" for n in range(20))
+    found = errors(write_pack(SMALL + moods, **{f"a{n}": b"GGUF" + b"\x09" * 50 for n in range(20)}))
+    assert found == [*((f"a{n}.gguf", f"moods[{n + 1}].adapter.file") for n in range(8)), ("a8.gguf", "moods[9].adapter.file")]
+
+
+def test_adapter_that_a_mood_names_is_never_said_to_be_unnamed(write_pack: WritePack) -> None:
+    _, problems = examine_pack(write_pack(SMALL + "[[moods]]\nname = 'a'\nadapter = { file = 'bad.gguf' }", bad=b"no"))
+    assert [problem.field for problem in problems] == ["moods[1].adapter.file"]
 
 
 def test_adapters_are_looked_at_though_the_manifest_is_wrong(write_pack: WritePack) -> None:
@@ -144,6 +167,37 @@ def test_lore_and_patterns_of_all_files_together_are_bounded(write_pack: WritePa
         (folder / f"{name}.toml").write_text(f"[[lore]]\ntext = 'x'\nregex = true\nkeys = {['a|b'] * 64}\n" * 2 + '[[lore]]\ntext = "y"')
     assert load_character(folder).lore
     (folder / "b.toml").write_text(f"[[lore]]\ntext = 'x'\nregex = true\nkeys = {['a|b'] * 64}\nsecondary = ['c']\n" * 2)
+    assert errors(folder) == [("character.toml", "lore")]
+
+
+def test_lore_files_are_bounded_together(write_pack: WritePack) -> None:
+    folder = write_pack('lore_files = ["a.toml", "b.toml", "c.toml"]\n' + SMALL)
+    for name in "ab":
+        (folder / f"{name}.toml").write_bytes(b"#" * (form.MAX_LORE_BYTES // 2))
+    (folder / "c.toml").write_bytes(b"")
+    assert load_character(folder)
+    (folder / "c.toml").write_bytes(b"#")
+    assert errors(folder) == [("character.toml", "lore_files")]
+
+
+def test_patterns_of_all_files_together_are_tried_no_more_often_than_a_pack_may_have_some(
+    write_pack: WritePack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(form.patterns, "compiled", lambda pattern, *, case_sensitive: tried.append(pattern))
+    folder = write_pack(f"lore_files = {[f'{n}.toml' for n in range(16)]}\n" + SMALL)
+    for n in range(16):
+        (folder / f"{n}.toml").write_text(f"[[lore]]\ntext = 'x'\nregex = true\nkeys = {['a|b'] * 64}\n" * 2)
+    assert errors(folder) == [("character.toml", "lore")]
+    assert len(tried) == form.MAX_REGEX_KEYS
+
+
+def test_classes_in_the_patterns_of_a_pack_are_bounded_together(write_pack: WritePack) -> None:
+    lore = "[[lore]]\ntext = 'x'\nregex = true\nkeys = ['" + r"[\pL\PL]" * 4 + "']\n"
+    folder = write_pack("lore_files = ['a.toml']\n" + SMALL + lore * 2)
+    (folder / "a.toml").write_text(lore * 2)
+    assert len(load_character(folder).lore) == 4
+    (folder / "a.toml").write_text(lore * 3)
     assert errors(folder) == [("character.toml", "lore")]
 
 

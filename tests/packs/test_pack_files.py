@@ -10,7 +10,8 @@ import pytest
 
 from personae.errors import AskedWrong
 from personae.packs.names import MAX_DEPTH
-from personae.packs.pack_files import MAX_ENTRIES, PackFiles, open_pack
+from personae.packs.pack_files import MAX_ENTRIES, FolderPack, PackFiles, open_pack
+from personae.packs.plain_files import open_plain
 from tests.packs.conftest import zipped
 
 FILES = {"character.toml": b"persona", "voice.gguf": b"weights" * 1000, "world/town.toml": b"lore"}
@@ -104,6 +105,40 @@ def test_links_out_of_a_folder_and_special_files_are_neither_listed_nor_read(tmp
         for name in ("secret", "rooms/secret", "round", "pipe", "rooms"):
             assert refused(lambda name=name: pack.read(name, 10)) == "pack_file_refused"
         assert refused(lambda: pack.read("nowhere", 10)) == "pack_file_missing"
+
+
+@pytest.mark.parametrize("becomes", ["link", "pipe", "another"])
+def test_what_takes_a_files_place_while_it_is_opened_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, becomes: str) -> None:
+    folder = laid_out(tmp_path / "pack", FILES)
+    (tmp_path / "secret").write_bytes(b"s")
+    place = FolderPack.place
+
+    def and_then_it_changes(pack: FolderPack, name: str) -> Path:
+        found = place(pack, name)
+        monkeypatch.setattr(FolderPack, "place", place)
+        found.unlink()
+        if becomes == "link":
+            found.symlink_to(tmp_path / "secret")
+        elif becomes == "pipe":
+            os.mkfifo(found)
+        else:
+            os.link(tmp_path / "secret", found)
+        return found
+
+    monkeypatch.setattr(FolderPack, "place", and_then_it_changes)
+    with open_pack(folder) as pack:
+        if becomes == "another":  # it lies in the pack: the newer one is read
+            assert pack.read("voice.gguf", 10_000) == b"s"
+        else:
+            assert refused(lambda: pack.read("voice.gguf", 10_000)) == "pack_file_refused"
+
+
+def test_pipe_that_was_a_file_a_moment_ago_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    before = (tmp_path / "file").stat()
+    monkeypatch.setattr(Path, "stat", lambda path: before)
+    assert open_plain(tmp_path / "pipe") is None
 
 
 def test_links_within_a_folder_are_followed_and_circles_of_folders_are_not(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def test_snapshot_changes_with_every_file_and_only_then(write_pack: WritePack, a
     assert len(set(seen)) == 4
     (folder / ".character.toml.swp").write_text("an editor at work")
     assert snapshot(folder) == seen[-1]
+
+
+def test_snapshot_tells_what_was_written_anew_and_given_its_old_date(write_pack: WritePack) -> None:
+    manifest = write_pack(SMALL) / "character.toml"
+    first, seen = snapshot(manifest.parent), manifest.stat()
+    manifest.write_text(SMALL.replace("You are", "This is"))
+    os.utime(manifest, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert manifest.stat().st_size == seen.st_size
+    assert snapshot(manifest.parent) != first
 
 
 def test_snapshot_of_an_archive_is_that_of_the_file(tmp_path: Path) -> None:

@@ -50,13 +50,13 @@ def key_of(content: bytes) -> str:
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Fills with the name of each file that is read through."""
     reads: list[str] = []
-    found = module._found
+    found = AdapterStore._found
 
-    def counted(file: AdapterFile, own_folder: Callable[[], Path]) -> module._Held:
+    def counted(store: AdapterStore, file: AdapterFile) -> module._Held:
         reads.append(file.file)
-        return found(file, own_folder)
+        return found(store, file)
 
-    monkeypatch.setattr(module, "_found", counted)
+    monkeypatch.setattr(AdapterStore, "_found", counted)
     return reads
 
 
@@ -124,13 +124,13 @@ def test_threads_that_want_different_files_do_not_wait_for_each_other(
     """Both are under way at the same moment, or the barrier breaks."""
     files = [archived(tmp_path, adapter_bytes, name) for name in ("smith", "baker")]
     meeting = threading.Barrier(2)
-    found = module._found
+    found = AdapterStore._found
 
-    def met(file: AdapterFile, own_folder: Callable[[], Path]) -> module._Held:
+    def met(store: AdapterStore, file: AdapterFile) -> module._Held:
         meeting.wait(10)
-        return found(file, own_folder)
+        return found(store, file)
 
-    monkeypatch.setattr(module, "_found", met)
+    monkeypatch.setattr(AdapterStore, "_found", met)
     with ThreadPoolExecutor(2) as pool:
         keys = {asked.result(10).key for asked in [pool.submit(store.source, file) for file in files]}
     assert keys == {key_of(adapter_bytes)}
@@ -180,7 +180,7 @@ def test_file_that_is_replaced_while_it_is_read_is_refused(
 ) -> None:
     folder = write_pack(MANIFEST, voice=adapter_bytes)
     file = archived(tmp_path, adapter_bytes) if is_archive else load_character(folder).adapters[0]
-    hashed = module._hashed
+    hashed = AdapterStore._hashed
 
     def replaced(*arguments: object) -> object:
         key = hashed(*arguments)  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def test_file_that_is_replaced_while_it_is_read_is_refused(
         os.replace(tmp_path / "new", path)
         return key
 
-    monkeypatch.setattr(module, "_hashed", replaced)
+    monkeypatch.setattr(AdapterStore, "_hashed", replaced)
     assert refused(store, file) == "adapter_changed"
     assert unpacked(tmp_path) == []
 
@@ -212,7 +212,7 @@ def test_disk_that_is_full_is_told_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     file = archived(tmp_path, adapter_bytes)
-    monkeypatch.setattr(module, "_hashed", full)
+    monkeypatch.setattr(AdapterStore, "_hashed", full)
     assert refused(store, file) == "adapter_unreadable"
     assert unpacked(tmp_path) == []
 
@@ -251,6 +251,26 @@ def test_closed_store_gives_nothing(adapter_bytes: bytes, store: AdapterStore, t
     for file in files:
         with pytest.raises(AskedWrong, match="closed"):
             store.source(file)
+    assert unpacked(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_file_that_is_being_read_is_given_up_when_the_store_is_closed(
+    adapter_bytes: bytes, store: AdapterStore, tmp_path: Path, write_pack: WritePack, monkeypatch: pytest.MonkeyPatch, is_archive: bool
+) -> None:
+    (file,) = [archived(tmp_path, adapter_bytes)] if is_archive else load_character(write_pack(MANIFEST, voice=adapter_bytes)).adapters
+    n_pieces = []
+
+    class Digest:
+        def update(self, piece: bytes) -> None:
+            n_pieces.append(len(piece))
+            store.close()
+
+    monkeypatch.setattr(module, "_CHUNK", 16)
+    monkeypatch.setattr(module.hashlib, "sha256", Digest)
+    with pytest.raises(AskedWrong, match="closed"):
+        store.source(file)
+    assert n_pieces == [16]
     assert unpacked(tmp_path) == []
 
 

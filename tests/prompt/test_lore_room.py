@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from personae.errors import AskedWrong
-from personae.prompt import PromptBuilder
-from personae.prompt.lorebook import Lorebook
+from personae.prompt import LoreState, PromptBuilder
+from personae.prompt.lorebook import MOST_ALWAYS_BYTES, MOST_AT_ONCE, MOST_KEY_CHARS, Lorebook
 from personae.prompt.mind import Attention, Mind, Recall
 from personae.prompt.talk import Beat
 from tests.prompt.lines import Entry, Exchange, cut, part
@@ -138,7 +138,7 @@ def test_the_receipt_says_what_became_of_each_entry_and_why() -> None:
         ("inn", "constant", 4),
         ("the mill", "key", 14),
         ("river", "brought", 19),
-        ("saga", "left_out", 500),
+        ("saga", "left_out", 501),
         ("", "silent", 0),
         ("", "off", 0),
     ]
@@ -182,3 +182,19 @@ def test_stretches_say_what_they_are() -> None:
 def test_stretches_are_refused_where_the_prompt_would_be() -> None:
     with pytest.raises(AskedWrong, match="line has 500 tokens"):
         PromptBuilder(TOKENIZER, n_ctx=300).annotated(with_lore(MILL), [ann("x" * 500)], 50)
+
+
+def test_every_entry_that_was_not_looked_at_is_in_the_receipt_with_a_reason() -> None:
+    half = MOST_ALWAYS_BYTES // 2
+    at_once = [Entry("t", f"{n}", keys=("mill",), priority=-n) for n in range(MOST_AT_ONCE + 1)]
+    many_keys = Entry("t", "keys", keys=("river", "x" * MOST_KEY_CHARS))
+    persona = with_lore(
+        *at_once, many_keys, *(Entry("t" * half, f"long {n}") for n in range(3)), Entry("t", "quiet", keys=("fire",), priority=9)
+    )
+    receipt = WIDE.build(persona, [ann("The mill?")], 100).receipt
+    why = {note.name: note.why for note in receipt.lore if note.state == LoreState.LEFT_OUT}
+    assert why[f"{MOST_AT_ONCE}"] == "more than 32 were touched at once: those of the highest priority came to mind"
+    assert why["long 2"] == "not looked at: the texts of all lore are too long together"
+    assert why["keys"] == why["quiet"] == "not looked for: keys are too many, or regular expressions too large, together"
+    assert sorted(note.name for note in receipt.lore) == sorted(entry.name for entry in persona.lore)
+    assert next(cut for cut in receipt.cuts if cut.part == "lore").tokens is None

@@ -2,7 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from personae.prompt.lorebook import MOST_BOOKS, MOST_CHARS, MOST_EXPRESSIONS, MOST_TEXTS, Hits, Library, Lorebook, places_in
+from personae.prompt.lorebook import (
+    MOST_ALWAYS_BYTES,
+    MOST_AT_ONCE,
+    MOST_BOOKS,
+    MOST_CHARS,
+    MOST_EXPRESSIONS,
+    MOST_KEY_CHARS,
+    MOST_KEYED_BYTES,
+    MOST_KEYS,
+    MOST_READ,
+    MOST_TEXTS,
+    Hits,
+    Library,
+    Lorebook,
+    places_in,
+)
 from tests.prompt.lines import Entry
 
 
@@ -14,7 +29,7 @@ def touched(book: Lorebook, *lines: str, rounds: int = 0) -> list[int]:
     seen = Hits()
     for line in lines:
         seen |= book.hits(line)
-    return list(places_in(book.touched(seen, rounds)[-1]))
+    return list(places_in(book.touched(seen, rounds).all))
 
 
 def test_what_has_no_key_or_is_constant_is_always_known_and_what_is_off_or_blank_never() -> None:
@@ -68,9 +83,9 @@ def test_a_text_may_bring_the_secondary_key_that_the_talk_did_not() -> None:
 def test_circles_end_and_everybody_has_one_bringer() -> None:
     book = book_of(*(Entry("All: " + " ".join(f"w{n}" for n in range(256)), keys=(f"w{n}",)) for n in range(256)))
     sets = book.touched(book.hits("w7"), 1_000_000)
-    assert [each.bit_count() for each in sets] == [1, 256]
+    assert [each.bit_count() for each in sets.rounds] == [1, MOST_AT_ONCE]
     assert book.bringer(7, sets) is None
-    assert {book.bringer(place, sets) for place in range(256) if place != 7} == {7}
+    assert {book.bringer(place, sets) for place in places_in(sets.all) if place != 7} == {7}
 
 
 @pytest.mark.parametrize("pattern", ["(x+x+)+y", "(a|a)*b", "(.*a){30}z", "(([ab]x?){50}y?){15}q"])
@@ -82,22 +97,66 @@ def test_expressions_that_explode_elsewhere_are_searched_in_a_moment(pattern: st
 
 def test_expressions_beyond_the_bound_are_not_looked_for_and_known_by_name() -> None:
     book = book_of(*(Entry("t", keys=(f"w{n}x",), regex=True) for n in range(MOST_EXPRESSIONS + 3)))
-    assert list(places_in(book.too_much)) == [MOST_EXPRESSIONS, MOST_EXPRESSIONS + 1, MOST_EXPRESSIONS + 2]
+    assert list(places_in(book.too_many_keys)) == [MOST_EXPRESSIONS, MOST_EXPRESSIONS + 1, MOST_EXPRESSIONS + 2]
     assert touched(book, f"w1x w{MOST_EXPRESSIONS}x") == [1]
 
 
-def test_expressions_that_are_too_large_together_are_not_looked_for_from_where_they_are_too_many() -> None:
-    book = book_of(*(Entry("t", keys=(f"(?:[a-z ]{{0,60}}q){{3}}{n}",), regex=True) for n in range(40)))
-    left = list(places_in(book.too_much))
+def test_of_expressions_that_are_too_large_together_the_first_are_looked_for() -> None:
+    book = book_of(*(Entry("t", keys=(f"(?:[a-z ]{{0,20}}q){{3}}{n}",), regex=True) for n in range(40)))
+    left = list(places_in(book.too_many_keys))
     assert left == list(range(left[0], 40))
     assert 1 < left[0] < 40
     assert touched(book, f"a q b q c q1, a q b q c q{left[0]}") == [1]
 
 
+def test_an_expression_that_is_too_large_does_not_silence_those_behind_it() -> None:
+    book = book_of(
+        Entry("a", keys=("(([ab]x?){50}y?){15}q",), regex=True), *(Entry("b", keys=(rf"\bmill{n}\b",), regex=True) for n in range(40))
+    )
+    assert list(places_in(book.too_many_keys)) == [0]
+    assert touched(book, "mill39") == [40]
+
+
+def test_plain_keys_beyond_the_bounds_are_not_looked_for_and_known_by_name() -> None:
+    many = book_of(
+        *(Entry("t", keys=tuple(f"w{n} {key}" for key in range(64))) for n in range(MOST_KEYS // 64)), Entry("t", keys=("mill",))
+    )
+    assert (list(places_in(many.too_many_keys)), touched(many, "mill, w3 7")) == ([MOST_KEYS // 64], [3])
+    long = book_of(Entry("t", keys=("k" * MOST_KEY_CHARS, "inn")), Entry("t", keys=("mill",)))
+    assert (list(places_in(long.too_many_keys)), touched(long, "inn, mill")) == ([0, 1], [])
+
+
+def test_what_is_always_known_has_a_bound_and_what_has_keys_another() -> None:
+    half = MOST_ALWAYS_BYTES // 2
+    book = book_of(Entry("ä" * half), Entry("b" * half, priority=-1), Entry("c" * half, priority=1), Entry("k" * half, keys=("k",)))
+    assert (book.always, list(places_in(book.too_long)), touched(book, "k")) == ((2,), [0, 1], [3])
+    keyed = book_of(*(Entry("t" * 4000, keys=(f"w{n}",)) for n in range(MOST_KEYED_BYTES // 4000 + 1)))
+    assert list(places_in(keyed.too_long)) == [MOST_KEYED_BYTES // 4000]
+
+
+def test_of_more_than_come_to_mind_at_once_the_highest_priorities_do_and_the_others_are_known() -> None:
+    book = book_of(*(Entry("t", keys=("mill",), priority=n) for n in range(MOST_AT_ONCE + 2)))
+    found = book.touched(book.hits("mill"), 1)
+    assert (found.all, found.beyond) == ((1 << MOST_AT_ONCE + 2) - 4, 3)
+
+
+def test_what_others_bring_never_takes_the_place_of_what_the_talk_touches() -> None:
+    book = book_of(*(Entry("t", keys=("river",), priority=9) for _ in range(MOST_AT_ONCE)), Entry("The river.", keys=("mill",)))
+    found = book.touched(book.hits("mill"), 1)
+    assert [places.bit_count() for places in found.rounds] == [1, MOST_AT_ONCE]
+    assert (found.rounds[0], found.beyond.bit_count()) == (1 << MOST_AT_ONCE, 1)
+
+
+def test_only_so_many_texts_are_read_for_what_they_bring() -> None:
+    rivers = [Entry(f"river{n}", keys=("mill",)) for n in range(MOST_READ + 1)]
+    book = book_of(*rivers, Entry("t", keys=(f"river{MOST_READ - 1}",)), Entry("t", keys=(f"river{MOST_READ}",)))
+    assert touched(book, "mill", rounds=1) == [*range(MOST_READ + 2)]
+
+
 def test_an_expression_that_is_none_touches_nothing_and_spoils_no_other() -> None:
     book = book_of(Entry("a", keys=("(",), regex=True), Entry("b", keys=("mill",), regex=True), Entry("c", keys=(r"\Qc+",), regex=True))
     assert touched(book, "mill ( c+") == [1, 2]
-    assert book.too_much == 0
+    assert book.too_many_keys == 0
 
 
 def test_a_long_text_is_looked_through_from_its_beginning_only() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from personae.packs.lora import adapter_key
 from personae.service.settling import Patience
 from personae.service.watch import Pace
 from tests.service.house import SWIFT, Peer, write_manifest, write_pack
@@ -143,6 +146,30 @@ def test_edited_persona_is_heard_in_the_next_turn_and_not_in_the_open_one(serve,
     assert persona_tokens(peer) == tokens[waits]
 
 
+def test_unpacked_copy_of_an_old_version_goes_with_the_last_turn_that_speaks_with_it(
+    serve, connect, characters, tmp_path, voices, monkeypatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pack = write_pack(tmp_path / "work", "bard", adapter='{ file = "voice.gguf" }')
+    shutil.copy(voices[0], pack / "voice.gguf")
+    zipped(pack, characters / "bard.persona")
+    peer = subscribed(connect(serve(engine={"fake_step_ms": 5}, pace=Pace(SWIFT.patience, rescan_ms=100.0))))
+    peer.ask("spawn", character="bard")
+    long = peer.send("say", npc="bard", text="fake:long", max_tokens=2000)
+    peer.until(lambda message: message["type"] == "delta" and message["id"] == long)
+    shutil.copy(voices[1], pack / "voice.gguf")
+    zipped(pack, characters / "bard.persona")
+    assert told(peer, "bard")["change"] == "changed"
+    old = adapter_key(voices[0])
+    assert list(tmp_path.glob(f"*/{old}*")), "a turn still speaks with it"
+    peer.ask("cancel", turn=long)
+    peer.end_of(long)
+    until = time.monotonic() + 10.0
+    while list(tmp_path.glob(f"*/{old}*")):
+        assert time.monotonic() < until, "it is kept for nobody"
+        time.sleep(0.01)
+
+
 def test_broken_version_leaves_the_last_good_one_and_every_problem_is_told(peer, characters) -> None:
     usual = persona_tokens(peer)
     (characters / "guard" / "character.toml").write_text('name = 3\npersona = ""\n[sampling]\ntop_p = 9.0\n')
@@ -239,6 +266,22 @@ def test_adapter_of_a_removed_pack_leaves_the_engine(peer, characters, voices) -
     shutil.rmtree(pack)
     assert told(peer)["change"] == "removed"
     assert peer.ask("stats")["scheduler"]["adapters"]["resident"] == 0
+
+
+def test_adapter_that_waits_is_read_from_another_pack_when_the_first_has_gone(serve, connect, characters, voices) -> None:
+    for name, voice in (("bard", voices[0]), ("cook", voices[0]), ("thief", voices[1])):
+        shutil.copy(voice, write_pack(characters, name, adapter='{ file = "voice.gguf" }') / "voice.gguf")
+    peer = connect(serve(engine={"fake_step_ms": 5, "max_adapters": 1}, pace=PATIENT))
+    for name in ("bard", "cook", "thief"):
+        peer.ask("spawn", character=name)
+    long = peer.send("say", npc="thief", text="fake:long", max_tokens=2000)
+    peer.until(lambda message: message["type"] == "delta")
+    waits = [peer.send("say", npc=name, text="fake:say:Aye.") for name in ("bard", "cook")]
+    assert peer.ask("stats")["scheduler"]["adapters"]["waiting"] == 1
+    shutil.rmtree(characters / "bard")
+    peer.ask("cancel", turn=long)
+    assert peer.end_of(waits[0])["code"] == "adapter_missing"
+    assert peer.end_of(waits[1])["text"] == "Aye."
 
 
 def test_npcs_that_a_state_folder_kept_are_back_with_their_pack(serve, connect, characters, tmp_path) -> None:

@@ -15,9 +15,9 @@ from tests.service.house import write_pack
 from tests.tiny import write_adapter, write_model
 
 
-def unchecked(files: PackFiles, name: str, base: BaseShapes | None) -> tuple[AdapterFile, tuple[str, ...]]:
+def unchecked(files: PackFiles, name: str, base: BaseShapes | None) -> tuple[AdapterFile, tuple[str, ...], int]:
     """As if the header were sound: what kills an engine looks like any other adapter."""
-    return AdapterFile(files.path, name, 1.0, files.version(name), 9), ()
+    return AdapterFile(files.path, name, 1.0, files.version(name), 9), (), 0
 
 
 def test_adapter_that_kills_the_engine_twice_is_set_aside_and_the_others_play_on(

@@ -267,6 +267,12 @@ def test_failed_turn_is_one_error_and_leaves_no_line(turns, npc, session) -> Non
     assert turns.fail(FailTurn(turn, "internal", "")) is None
 
 
+def test_who_speaks_while_an_adapter_is_replaced_is_told_when_to_ask_again(turns, npc, session) -> None:
+    turn = turns.ask(say(), npc, session, 0.0).turn
+    (error,) = turns.fail(FailTurn(turn, "adapter_changed", "It changed on disk.", "Ask again.")).messages
+    assert error["retry_after_ms"] > 0
+
+
 def test_turns_of_a_lost_connection_end_in_silence_and_still_count_as_heard(turns, npc, session) -> None:
     turn = turns.ask(say(), npc, session, 0.0).turn
     turns.speak(Speak(turn, (Piece("Who goes"),)))

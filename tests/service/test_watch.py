@@ -206,6 +206,17 @@ def test_adapters_of_packs_that_were_there_are_read_by_and_by(watch, root, tmp_p
     assert told.is_silent()
 
 
+def test_reading_many_adapters_does_not_look_everything_over_for_each(watch, root, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_adapter(tmp_path / "voice.gguf", write_model(tmp_path / "tiny.gguf"))
+    for number in range(40):
+        shutil.copy(tmp_path / "voice.gguf", write_pack(root, f"bard{number:02}", adapter='{ file = "voice.gguf" }'))
+    looks = []
+    monkeypatch.setattr("personae.service.watch.packs_in", lambda root: looks.append(root) or packs_in(root))
+    told = watch()
+    wait_until(lambda: len(told.adapters.read) == 40)
+    assert len(looks) < 20
+
+
 def test_what_is_needed_no_more_is_forgotten_but_not_what_was_just_read(watch, root, tmp_path) -> None:
     write_adapter(tmp_path / "voice.gguf", write_model(tmp_path / "tiny.gguf"))
     told = watch()
@@ -268,6 +279,16 @@ def loop(root: Path) -> None:
     (root / "odd" / "character.toml").symlink_to(root / "odd" / "character.toml")
 
 
+def no_text(root: Path) -> None:
+    name = os.fsdecode(b"\xff.txt")
+    try:
+        (root / "guard" / name).write_text("")
+    except OSError:
+        pytest.skip("the system takes no names that are no text")
+    (write_pack(root, "odd", persona="3") / name).write_text("")
+    write_pack(root, "odder").rename(root / os.fsdecode(b"odder\xff"))
+
+
 def forbidden(root: Path) -> None:
     write_pack(root, "odd").chmod(0)
 
@@ -277,7 +298,7 @@ def whole_disk(root: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes that are files")
-@pytest.mark.parametrize("trouble", [pipe, loop, forbidden, whole_disk])
+@pytest.mark.parametrize("trouble", [pipe, loop, no_text, forbidden, whole_disk])
 def test_thread_lives_on_whatever_lies_in_the_folder(watch, root, trouble) -> None:
     told = watch()
     trouble(root)

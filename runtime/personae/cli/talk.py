@@ -19,7 +19,7 @@ from personae.cli.cast import find_cast, meant
 from personae.cli.interruption import Interruption
 from personae.cli.private_service import PrivateService
 from personae.cli.talk_display import Display
-from personae.cli.talk_room import Room
+from personae.cli.talk_room import Room, in_words
 from personae.cli.terminal import client_failures, forgiving_streams, is_interactive, printable, watched
 from personae.cli.voices import Voice
 from personae.errors import AskedWrong
@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connect", metavar="ENDPOINT", help="a running service: tcp://127.0.0.1:7777, or its port alone")
     parser.add_argument("--token", help="what that service wants to be told")
     parser.add_argument("--model", help="for a service of our own: smollm2, the path of a GGUF file, or fake (default: smollm2)")
-    parser.add_argument("--characters", type=Path, metavar="DIR", help="for a service of our own: folder of packs (default: the samples)")
+    parser.add_argument(
+        "--characters", type=Path, metavar="DIR", help="for a service of our own: folder of packs (default: ./characters, else the samples)"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="for a service of our own (default: as `personae serve`)")
     parser.add_argument("--name", help="what they call you (default: Player)")
 
@@ -120,7 +122,7 @@ class Conversation:
 
     def _begin(self, characters: Sequence[str]) -> None:
         for problem in self._room.cast.problems:
-            print(f"personae: pack {problem.pack}: {problem.problem} {problem.remedy}", file=sys.stderr)
+            print(f"personae: pack {problem.pack}: {in_words(problem)}", file=sys.stderr)
         known = self._room.character_ids
         if not known and not characters:
             raise AskedWrong("bad_arguments", "There is no usable character pack.", "Give the service a folder of packs: --characters.")

@@ -11,7 +11,7 @@ from personae.cli.cast import meant
 from personae.cli.terminal import COLOURS
 from personae.cli.voices import Voice, labels
 from personae.errors import AskedWrong
-from personae_client import Characters, Client, Npc, PackChange, UnknownCharacter
+from personae_client import Characters, Client, Npc, PackChange, PackProblem, UnknownCharacter
 from personae_client import PersonaeError as ClientError
 
 
@@ -66,9 +66,7 @@ class Room:
             self.cast = self.client.characters()
         for change in changes:
             yield f"pack {change.character}: {_told(change)}"
-            yield from (
-                f"  {' '.join(part for part in (each.file, each.field) if part)}: {each.problem} {each.remedy}" for each in change.problems
-            )
+            yield from (f"  {in_words(problem)}" for problem in change.problems)
 
     def leave(self, name: str) -> Voice:
         """It is gone from the service, too."""
@@ -115,6 +113,12 @@ class Room:
         """The id for an id or a name in any case; what is neither goes to the service as it is, which may know of newer packs."""
         known = {name.casefold(): character.id for character in self.cast.characters for name in (character.name, character.id)}
         return known.get(wanted.casefold(), wanted)
+
+
+def in_words(problem: PackProblem) -> str:
+    """`character.toml persona: is missing. Add persona.`"""
+    place = " ".join(part for part in (problem.file, problem.field) if part)
+    return f"{place + ': ' if place else ''}{problem.problem} {problem.remedy}"
 
 
 def _told(change: PackChange) -> str:

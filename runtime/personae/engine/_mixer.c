@@ -445,6 +445,10 @@ static bool parse_matrix(PyObject *tuple, int n_sites, matrix_args *m) {
 
 static bool take_matrix(adapter_object *self, const matrix_args *m, half **free_memory) {
     Py_buffer a, b;
+    if (halves_of(m->n_in, m->n_out, m->rank) > self->memory + self->n_bytes / (Py_ssize_t) sizeof(half) - *free_memory) {
+        PyErr_SetString(PyExc_ValueError, "a matrix grew while it was read");
+        return false;
+    }
     if (!get_buffer(m->a, &a, m->n_in * m->rank * 2, "A")) return false;
     if (!get_buffer(m->b, &b, m->n_out * m->rank * 2, "B")) { PyBuffer_Release(&a); return false; }
     half *to_a = *free_memory, *to_b = to_a + m->n_in * m->rank;
@@ -459,17 +463,11 @@ static bool take_matrix(adapter_object *self, const matrix_args *m, half **free_
     return true;
 }
 
-static int adapter_init(PyObject *object, PyObject *args, PyObject *kwargs) {
-    adapter_object *self = (adapter_object *) object;
-    PyObject *list;
-    int n_sites;
+static int fill(adapter_object *self, int n_sites, PyObject *matrices) {
     matrix_args m;
     Py_ssize_t halves = 0;
-    (void) kwargs;
-    if (!PyArg_ParseTuple(args, "iO!", &n_sites, &PyList_Type, &list)) return -1;
-    if (self->sites || n_sites < 1 || n_sites > MAX_SITES) { PyErr_SetString(PyExc_ValueError, "n_sites is out of range"); return -1; }
-    for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
-        if (!parse_matrix(PyList_GetItem(list, i), n_sites, &m)) return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(matrices); i++) {
+        if (!parse_matrix(PyTuple_GetItem(matrices, i), n_sites, &m)) return -1;
         halves += halves_of(m.n_in, m.n_out, m.rank);
     }
     self->n_sites = n_sites;
@@ -478,9 +476,22 @@ static int adapter_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     self->memory = take_memory(self->n_bytes);
     if (!self->sites || !self->memory) { PyErr_NoMemory(); return -1; }
     half *free_memory = self->memory;
-    for (Py_ssize_t i = 0; i < PyList_Size(list); i++)
-        if (!parse_matrix(PyList_GetItem(list, i), n_sites, &m) || !take_matrix(self, &m, &free_memory)) return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(matrices); i++)
+        if (!parse_matrix(PyTuple_GetItem(matrices, i), n_sites, &m) || !take_matrix(self, &m, &free_memory)) return -1;
     return 0;
+}
+
+static int adapter_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+    adapter_object *self = (adapter_object *) object;
+    PyObject *list, *matrices;
+    int n_sites;
+    (void) kwargs;
+    if (!PyArg_ParseTuple(args, "iO!", &n_sites, &PyList_Type, &list)) return -1;
+    if (self->sites || n_sites < 1 || n_sites > MAX_SITES) { PyErr_SetString(PyExc_ValueError, "n_sites is out of range"); return -1; }
+    if (!(matrices = PyList_AsTuple(list))) return -1; /* ours: nobody can change it while other threads run */
+    const int status = fill(self, n_sites, matrices);
+    Py_DECREF(matrices);
+    return status;
 }
 
 static void adapter_dealloc(PyObject *object) {
@@ -571,6 +582,13 @@ static bool is_for(const mixer_object *m, const adapter_object *adapter) {
     return true;
 }
 
+/* Of a float or an int only: nothing of Python's runs between the check of some rows and their taking, so nobody can change them there. */
+static bool read_scale(PyObject *from, float *to) {
+    if (!PyFloat_Check(from) && !PyLong_CheckExact(from)) { PyErr_SetString(PyExc_TypeError, "a scale is a float"); return false; }
+    *to = (float) PyFloat_AsDouble(from);
+    return !PyErr_Occurred();
+}
+
 /* A row's voice as Python gives it, ((adapter, scale), ...), checked. `to` may hold some of it when this fails. */
 static bool read_voice(PyObject *parts, voice *to) {
     const Py_ssize_t n = PyTuple_Check(parts) ? PyTuple_Size(parts) : -1;
@@ -579,9 +597,9 @@ static bool read_voice(PyObject *parts, voice *to) {
     if (n > MAX_PARTS) { PyErr_Format(PyExc_ValueError, "a voice of %zd parts; at most %d", n, MAX_PARTS); return false; }
     for (; to->n_parts < n; to->n_parts++) {
         part *p = &to->parts[to->n_parts];
-        PyObject *pair = PyTuple_GetItem(parts, to->n_parts);
+        PyObject *pair = PyTuple_GetItem(parts, to->n_parts), *scale;
         if (!PyTuple_Check(pair)) { PyErr_SetString(PyExc_TypeError, "a part of a voice is a tuple (adapter, scale)"); return false; }
-        if (!PyArg_ParseTuple(pair, "O!f", adapter_type, &p->adapter, &p->scale)) return false;
+        if (!PyArg_ParseTuple(pair, "O!O", adapter_type, &p->adapter, &scale) || !read_scale(scale, &p->scale)) return false;
     }
     return true;
 }
@@ -608,6 +626,7 @@ static bool check_rows(mixer_object *m, PyObject *voices, PyObject *wants) {
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *parts = PyTuple_GetItem(voices, i);
         if (parts != checked && !check_voice(m, parts, i)) return false;
+        if (!PyBool_Check(PyList_GetItem(wants, i))) { PyErr_Format(PyExc_TypeError, "row %zd: wants must be True or False", i); return false; }
         checked = parts;
     }
     return true;
@@ -624,7 +643,7 @@ static bool take_rows(mixer_object *m, PyObject *voices, PyObject *wants) {
         PyObject *parts = PyTuple_GetItem(voices, i);
         if (parts != read && !read_voice(read = parts, &under)) return false;
         append_row(&m->rows, &under, most);
-        if (PyObject_IsTrue(PyList_GetItem(wants, i))) append_row(&m->outs, &under, most);
+        if (PyList_GetItem(wants, i) == Py_True) append_row(&m->outs, &under, most);
     }
     return true;
 }

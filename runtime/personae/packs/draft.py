@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from personae.packs.pack_files import SUFFIX
 from personae.packs.toml_text import toml_text
 
 MAX_FOLDER_CHARS = 48  # four bytes each at the most: file systems take 255
+MAX_PART_BYTES = 255  # of a name between two /, in UTF-8
 MAX_FILES = 900  # folders included; readers of packs take 1000
 _UNNAMED = "character"
 # Windows opens a device for these, whatever follows behind a dot.
@@ -59,6 +60,49 @@ def is_device(name: str) -> bool:
     return name.split(".")[0].strip().lower() in _DEVICES
 
 
+class Places:
+    """Names that files of one pack may have beside each other, on every system. character.toml is taken."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+        for name in (FILE, *taken):
+            self.take(name)
+
+    def __len__(self) -> int:
+        """Files, and the folders that they lie in."""
+        return len(self._files) + len(self._folders)
+
+    def why_not(self, name: str) -> str:
+        """Why a file cannot have it, as the end of a sentence; "" when it can."""
+        if fault := fault_in_name(name):
+            return fault
+        if is_hidden(name):
+            return "that is hidden"
+        if any(map(is_device, name.split("/"))):
+            return "that is the name of a device"
+        if any(len(part.encode()) > MAX_PART_BYTES for part in name.split("/")):
+            return f"that has a part of more than {MAX_PART_BYTES} bytes"
+        alike = _alike(name)
+        if alike in self._files or alike in self._folders or not self._files.isdisjoint(folders_above(alike)):
+            return "another has that name already"
+        return ""
+
+    def n_with(self, name: str) -> int:
+        """How many there are when it is taken."""
+        return len(self._files) + 1 + len(self._folders.union(folders_above(_alike(name))))
+
+    def take(self, name: str) -> None:
+        alike = _alike(name)
+        self._files.add(alike)
+        self._folders.update(folders_above(alike))
+
+
+def _alike(name: str) -> str:
+    """The same for names that some system takes for one: of either case, composed or not, with dots at the end, which Windows drops."""
+    return "/".join(part.rstrip(". ") for part in unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold()).split("/"))
+
+
 def write_pack(draft: PackDraft, into: Path, *, replace: bool = False) -> Path:
     """The folder of the pack, within `into`. `replace`: a pack of that name goes, once the new one is whole.
 
@@ -69,6 +113,7 @@ def write_pack(draft: PackDraft, into: Path, *, replace: bool = False) -> Path:
     if not replace:
         _refuse_another(target)
     content = _manifest(draft)
+    is_new = not into.exists()
     try:
         into.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=".new-", dir=into))
@@ -77,6 +122,9 @@ def write_pack(draft: PackDraft, into: Path, *, replace: bool = False) -> Path:
             _put_in_place(beside, target, replace)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+            if is_new:
+                with suppress(OSError):  # it holds the pack
+                    into.rmdir()
     except (OSError, shutil.Error) as fault:
         why = getattr(fault, "strerror", None) or str(fault)
         raise WorldFailed("pack_unwritable", f"Pack '{draft.name}' cannot be written to '{into}' ({why}).", "Check the folder.") from fault
@@ -97,16 +145,13 @@ def _check(draft: PackDraft) -> None:
     if not name or not plain or is_hidden(name) or name.startswith("_") or len(name) > 64 or is_device(name):
         hint = f"Call it '{folder_name(name)}', for instance."
         raise AskedWrong("pack_invalid", f"{name[:80]!a} cannot be the name of a pack's folder.", hint)
-    n_files = len({place for file in draft.files for place in (file, *folders_above(file))})
-    if n_files > MAX_FILES:
-        _refuse(draft, f"holds {n_files} files and folders, more than {MAX_FILES}")
-    seen = {FILE.casefold()}
+    places = Places()
     for file in draft.files:
-        fault = fault_in_name(file) or ("that is hidden" if is_hidden(file) else "")
-        fault = fault or ("that is the name of a device" if any(map(is_device, file.split("/"))) else "")
-        if fault or file.casefold() in seen:
-            _refuse(draft, f"would hold {file[:80]!a}, and {fault or 'another has that name already'}")
-        seen.add(file.casefold())
+        if fault := places.why_not(file):
+            _refuse(draft, f"would hold {file[:80]!a}, and {fault}")
+        places.take(file)
+    if len(places) > MAX_FILES:
+        _refuse(draft, f"holds {len(places)} files and folders, more than {MAX_FILES}")
 
 
 def _refuse(draft: PackDraft, what: str) -> NoReturn:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from personae.errors import AskedWrong
+from personae.packs.plain_files import open_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Limits:
 
 
 MODEL_LIMITS = Limits(header_bytes=256 * 1024 * 1024)  # vocabulary and merges of the largest models take about 30 MB
-# 65 536 tensors with the longest names take 8 MB. In small pieces: most headers have 40 kB, and those in archives must be inflated.
-ADAPTER_LIMITS = Limits(header_bytes=16 * 1024 * 1024, chunk_bytes=64 * 1024)
+# 126 layers with seven pairs each take 160 kB. In small pieces: most headers have 40 kB, and those in archives must be inflated.
+ADAPTER_LIMITS = Limits(header_bytes=2 * 1024 * 1024, tensors=8192, chunk_bytes=64 * 1024)
 MAX_KEY_BYTES = 1024
 MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME - 1
 MAX_DIMS = 4
@@ -155,9 +155,9 @@ def parse_header(content: bytes, path: Path, limits: Limits = MODEL_LIMITS) -> G
 def open_regular(path: Path) -> tuple[BinaryIO, int]:
     """Open a file for reading and tell its bytes. Folders, pipes and devices are refused: reading one may never come back."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        stream = open_plain(path)
+        if stream is None:
             _unreadable(path, "it is not a regular file")
-        stream = path.open("rb")
         return stream, os.fstat(stream.fileno()).st_size
     except (FileNotFoundError, NotADirectoryError):
         raise AskedWrong("gguf_missing", f"'{path}' does not exist.", "Check the path, and that the file was copied.") from None

@@ -35,12 +35,12 @@ from personae.packs.character import (
 )
 from personae.packs.manifest import Manifest
 from personae.packs.named_files import INCOMPLETE, adapters_of, base_problems, lore_limits, lore_of, portrait_of
-from personae.packs.pack_files import SUFFIX, PackFiles, open_pack, walk
+from personae.packs.pack_files import SUFFIX, PackFiles, open_pack, version_of, walk
 
 MAX_ID_LENGTH = 64  # characters
 _HIDDEN = (".", "_")  # folders of tools and people's notes: passed over without a word
 
-Snapshot = tuple[tuple[str, int, int, int], ...]  # (name within the pack, bytes, mtime_ns, inode), sorted
+Snapshot = tuple[tuple[str, tuple[int, ...]], ...]  # (name within the pack, its version), sorted
 
 
 # --- where packs are ----------------------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ def _may_be_pack(entry: Path) -> bool:
     return entry.is_dir() or (entry.name.casefold().endswith(SUFFIX) and entry.is_file())
 
 
-def _fingerprint(name: str, seen: os.stat_result) -> tuple[str, int, int, int]:
-    return name, seen.st_size, seen.st_mtime_ns, seen.st_ino
+def _fingerprint(name: str, seen: os.stat_result) -> tuple[str, tuple[int, ...]]:
+    return name, version_of(seen)
 
 
 # --- packs --------------------------------------------------------------------------------------------------------
@@ -138,17 +138,26 @@ def examine_pack(path: Path, base: BaseShapes | None = None) -> tuple[Character 
         with open_pack(path) as files:
             character, problems = _examined(pack, files, base)
     except AskedWrong as fault:
-        why = INCOMPLETE + fault.message if fault.code == "pack_incomplete" else fault.message
+        why = f"{INCOMPLETE}the archive has no end yet." if fault.code == "pack_incomplete" else fault.message
         return None, (*named, PackProblem(pack, "", "", why, fault.hint))
     return (None if named else character), (*named, *problems)
+
+
+def passed_over(path: Path) -> PackProblem | None:
+    """A warning for a folder that lies among packs and is none."""
+    if not path.is_dir() or os.path.lexists(path / form.FILE):
+        return None
+    problem, remedy = f"has no {form.FILE} and is passed over.", f"Add {form.FILE}, or start the folder's name with an underscore."
+    with suppress(AskedWrong), open_pack(path) as files:
+        remedy = _misplaced(files) or remedy
+    return PackProblem(pack_id(path), "", "", problem, remedy, Severity.WARNING)
 
 
 def _examine_among(seen: dict[str, Path], path: Path, base: BaseShapes | None) -> tuple[Character | None, tuple[PackProblem, ...]]:
     """One pack of a cast. `seen`: the packs before it by id, to which it is added."""
     pack = pack_id(path)
-    if path.is_dir() and not os.path.lexists(path / form.FILE):
-        remedy = f"Add {form.FILE}, or start the folder's name with an underscore."
-        return None, (PackProblem(pack, "", "", f"has no {form.FILE} and is passed over.", remedy, Severity.WARNING),)
+    if passed := passed_over(path):
+        return None, (passed,)
     first = seen.setdefault(pack, path)
     if first != path:  # a folder and an archive, or two spellings in Unicode, which file systems keep apart and players do not
         problem = f"has the same name as another pack: '{first.name}' and '{path.name}' are both '{pack}'."
@@ -170,16 +179,32 @@ def _examined(pack: str, files: PackFiles, base: BaseShapes | None) -> tuple[Cha
         content = files.read(form.FILE, form.MAX_BYTES)
         table = form.decode(content)
     except AskedWrong as fault:
-        return None, [_unread(pack, fault)]
+        return None, [_unread(pack, files, fault)]
     except ValueError as fault:
         return None, [PackProblem(pack, form.FILE, "", f"{fault}.", "Save it as UTF-8 text in TOML; characters/README.md shows one.")]
     return _read(pack, files, content, table, base)
 
 
-def _unread(pack: str, fault: AskedWrong) -> PackProblem:
+def _unread(pack: str, files: PackFiles, fault: AskedWrong) -> PackProblem:
     if fault.code == "pack_file_missing":
-        return PackProblem(pack, form.FILE, "", "is missing.", f"A pack is a folder or an archive that holds a {form.FILE}.")
+        return PackProblem(
+            pack, form.FILE, "", "is missing.", _misplaced(files) or f"A pack is a folder or an archive that holds a {form.FILE}."
+        )
     return PackProblem(pack, form.FILE, "", fault.message, fault.hint)
+
+
+def _misplaced(files: PackFiles) -> str:
+    """What to do with a manifest that is there under another name or in a folder of its own; "" when none is.
+
+    Editors add endings that Windows does not show, and programs that unpack an archive make a folder around the one in it.
+    """
+    for name in files.names():
+        folder, _, file = name.rpartition("/")
+        if folder and file == form.FILE:
+            return f"There is '{name}': move '{folder}' up."
+        if not folder and file.casefold().startswith(form.FILE):
+            return f"There is '{name}': rename it."
+    return ""
 
 
 def _read(

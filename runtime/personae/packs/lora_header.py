@@ -17,6 +17,7 @@ from personae.packs.gguf import ADAPTER_LIMITS, GgufHeader, open_regular, parse_
 from personae.types import AdapterKey
 
 MAX_ADAPTER_BYTES = 2 * 1024**3  # the file is held in memory once while it is read
+MAX_BEHIND_BYTES = 1024 * 1024  # of a file, behind its weights: padding, and nothing that would have to be held in memory with them
 ALPHA = "adapter.lora.alpha"
 
 _HASH_CHUNK = 1024 * 1024
@@ -57,7 +58,7 @@ def adapter_key(path: Path) -> AdapterKey:
 
 
 def check_header(header: GgufHeader) -> None:
-    """AskedWrong `adapter_not_lora`, `adapter_unsupported`, `adapter_empty`."""
+    """AskedWrong `adapter_not_lora`, `adapter_unsupported`, `adapter_empty`, `adapter_unreadable`."""
     path = header.path
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         said = header.text(key)
@@ -70,6 +71,9 @@ def check_header(header: GgufHeader) -> None:
         refuse(path, "unsupported", "is an activated LoRA (alora), which works from a certain token on", "Use a plain LoRA.")
     if not header.tensors:
         refuse(path, "empty", "holds no tensors", "Export it again; something went wrong there.")
+    behind = header.n_bytes - max(tensor.offset + tensor.n_bytes for tensor in header.tensors.values())
+    if behind > MAX_BEHIND_BYTES:
+        refuse(path, "unreadable", f"holds {behind} bytes behind its weights, more than {MAX_BEHIND_BYTES}", "Export it again.")
 
 
 def alpha_of(header: GgufHeader) -> float | None:

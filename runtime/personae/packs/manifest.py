@@ -38,14 +38,22 @@ from personae.types import MAX_VOICE_PARTS
 FILE = "character.toml"
 VERSION = 1
 MAX_BYTES = 256 * 1024
-# tomllib takes time that grows with the square of a dotted key's parts: 17 s for one of 32 768 (measured on Python 3.11).
-MAX_DOTS_IN_LINE = 100
+# Outside of texts, so of keys and numbers. tomllib makes tables for every part of a dotted key, half a GB of them for a MiB of dots, and
+# takes time that grows with the square of its parts: 17 s for one of 32 768 (measured on Python 3.11).
+MAX_DOTS = 2000
 MAX_LORE_FILES = 16
 MAX_LORE_FILE_BYTES = 1024 * 1024
+MAX_LORE_BYTES = 2 * 1024 * 1024  # of all lore files together, which take 1.5 s for each MiB at the worst
 MAX_LORE = 1024  # entries of a pack, those of its files included
 MAX_REGEX_KEYS = 256  # of a pack: each may hold patterns.MAX_MEMORY while it is matched
+MAX_REGEX_CLASSES = 32  # of a pack, in all its regular expressions (patterns.classes_in)
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+# What TOML has texts and comments in. Each takes all that it can and never gives any back: linear in a text that ends in the middle, too.
+_TEXTS = re.compile(
+    r'''"""(?:[^"\\]++|\\[\s\S]|"(?!""))*+(?:"{3,5})?|'{3}(?:[^']++|'(?!''))*+(?:'{3,5})?'''
+    r"""|"(?:[^"\\\n]++|\\[^\n])*+"?|'[^'\n]*+'?|\#[^\n]*+"""
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -249,15 +257,34 @@ def decode(content: bytes, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         raise ValueError(f"is not UTF-8 (byte {fault.start + 1} is 0x{content[fault.start]:02X})") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.count(".") > MAX_DOTS_IN_LINE:
-            raise ValueError(f"has more than {MAX_DOTS_IN_LINE} dots in line {number}")
+    _check_dots(text)
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except ValueError as fault:  # TOMLDecodeError, or a number with thousands of digits
         raise ValueError(f"is not TOML: {fault}") from None
     except RecursionError:
         raise ValueError("is not TOML: it is nested too deeply") from None
+    _check_numbers(table)
+    return table
+
+
+def _check_dots(text: str) -> None:
+    n_dots = _TEXTS.sub("", text).count(".")
+    if n_dots > MAX_DOTS:
+        raise ValueError(f"has {n_dots} dots outside of texts, more than {MAX_DOTS}")
+
+
+def _check_numbers(table: Mapping[str, Any]) -> None:
+    """TOML's whole numbers have 64 bits. tomllib reads longer ones, and Python refuses to write out those of thousands of digits."""
+    left: list[object] = [table]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, list):
+            left.extend(value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError("is not TOML: it holds a whole number of more than 64 bits")
 
 
 def check(pack: str, table: Mapping[str, Any]) -> tuple[Manifest | None, list[PackProblem]]:
@@ -268,10 +295,12 @@ def check(pack: str, table: Mapping[str, Any]) -> tuple[Manifest | None, list[Pa
     return (None if errors else manifest), (errors + warnings)[:MAX_PROBLEMS]
 
 
-def check_lore(pack: str, file: str, table: Mapping[str, Any]) -> tuple[LoreFile | None, list[PackProblem]]:
-    """The same for a file of `lore_files`."""
+def check_lore(
+    pack: str, file: str, table: Mapping[str, Any], most_patterns: int = MAX_REGEX_KEYS
+) -> tuple[LoreFile | None, list[PackProblem]]:
+    """The same for a file of `lore_files`. `most_patterns`: regular expressions that are tried."""
     found, errors = validated(LoreFile, table, pack, file)
-    errors += _unusable_keys(pack, file, table)
+    errors += _unusable_keys(pack, file, table, most_patterns)
     warnings = [*islice(unknown_keys(LoreFile, table, pack, file), MAX_PROBLEMS)]
     return (None if errors else found), (errors + warnings)[:MAX_PROBLEMS]
 
@@ -302,10 +331,15 @@ def _moods_of_one_name(pack: str, table: Mapping[str, Any]) -> Iterator[PackProb
             )
 
 
-def _unusable_keys(pack: str, file: str, table: Mapping[str, Any]) -> list[PackProblem]:
+def patterns_in(table: Mapping[str, Any]) -> list[str]:
+    """Keys that are meant as regular expressions, of a manifest or a lore file that nobody has checked."""
+    return [key for _, key, _ in _regex_keys(table)]
+
+
+def _unusable_keys(pack: str, file: str, table: Mapping[str, Any], most: int = MAX_REGEX_KEYS) -> list[PackProblem]:
     """Of entries with `regex`: keys that are no regular expression. Only as many are looked at as a pack may have."""
     problems = []
-    for field, key, case_sensitive in islice(_regex_keys(table), MAX_REGEX_KEYS + 1):
+    for field, key, case_sensitive in islice(_regex_keys(table), most):
         try:
             patterns.compiled(key, case_sensitive=case_sensitive)
         except ValueError as fault:

@@ -6,6 +6,7 @@ All mistakes are found in one reading, each with its field and what to do. A key
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -77,7 +78,7 @@ def _parts(path: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _explained(model: type[BaseModel], table: Mapping[str, Any], pack: str, file: str, error: ErrorDetails) -> PackProblem:
     loc = _as_written(error["loc"], table)
     path = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-    return PackProblem(pack, file, path, _in_words(error), _remedy(model, loc))
+    return PackProblem(pack, file, path, _in_words(error), _remedy(model, loc, error))
 
 
 def _as_written(loc: _Loc, table: Mapping[str, Any]) -> _Loc:
@@ -115,8 +116,24 @@ def _given(value: object) -> str:
     return ""
 
 
-def _remedy(model: type[BaseModel], loc: _Loc) -> str:
-    """What the reference says of the field an error is at."""
+def _remedy(model: type[BaseModel], loc: _Loc, error: ErrorDetails) -> str:
+    """How it is written, where that is what went wrong; else what the reference says of the field."""
+    name = loc[-1] if loc else ""
+    if error["type"] == "list_type" and isinstance(name, str):
+        return _as_a_list(name, error["input"])
+    meaning = _meaning(model, loc).replace("*", "")
+    return f"Add {name}. {meaning}" if error["type"] == "missing" else meaning
+
+
+def _as_a_list(name: str, given: object) -> str:
+    if isinstance(given, Mapping):
+        return f"Write [[{name}]], in two brackets, and once for each of them."
+    one = json.dumps(given, ensure_ascii=False) if isinstance(given, str) and len(given) <= 40 else '"..."'
+    return f"Put it in brackets: {name} = [{one}]"
+
+
+def _meaning(model: type[BaseModel], loc: _Loc) -> str:
+    """What the reference says of the field at a place."""
     within: type[BaseModel] | None = model
     text = ""
     for part in loc:

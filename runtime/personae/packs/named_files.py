@@ -16,14 +16,17 @@ from personae.packs import manifest as form
 from personae.packs.base import BaseShapes
 from personae.packs.character import AdapterFile, PackProblem, Severity
 from personae.packs.fit import fit
-from personae.packs.gguf import GgufHeader
+from personae.packs.gguf import ADAPTER_LIMITS, GgufHeader
 from personae.packs.lora_header import adapter_header, alpha_of, reading
 from personae.packs.manifest import tables_in
+from personae.packs.mistakes import MAX_PROBLEMS
 from personae.packs.pack_files import PackFiles
+from personae.patterns import classes_in
 
 INCOMPLETE = "is incomplete: "  # begins a problem that may be gone when a copy is finished
 MAX_PORTRAIT_BYTES = 8 * 1024 * 1024
 MAX_ADAPTERS = 160  # looked at in one pack: as many as a manifest without mistakes can name
+MAX_HEADERS_BYTES = 16 * 1024 * 1024  # of all adapters of a pack, which take 30 ms for each MiB; one that is refused counts as the largest
 
 Problems = list[PackProblem]
 
@@ -35,16 +38,24 @@ def adapters_of(pack: str, files: PackFiles, table: Mapping[str, Any], base: Bas
     """Every adapter that a manifest names, as yet unchecked, at scale 1, by name; and what is wrong with them, each told once."""
     found: dict[str, AdapterFile] = {}
     problems: Problems = []
-    for name, field in islice(_named(table).items(), MAX_ADAPTERS):
+    named = _named(table)
+    room = MAX_HEADERS_BYTES
+    for name, field in islice(named.items(), MAX_ADAPTERS):
+        if room <= 0:
+            remedy = "Put right what else is said of adapters, or use fewer."
+            problems.append(PackProblem(pack, name, field, "was not looked at: those before it are too many or too large.", remedy))
+            break
         try:
-            found[name], warnings = _adapter(files, name, base)
+            found[name], warnings, n_header = _adapter(files, name, base)
         except AskedWrong as fault:
             problems.append(_adapter_problem(pack, name, field, fault))
+            room -= ADAPTER_LIMITS.header_bytes if fault.code.startswith("adapter_") else 0
         else:
+            room -= n_header
             remedy = "Use it with the base it was trained on, exported with its alpha."
             problems += [PackProblem(pack, name, field, warning, remedy, Severity.WARNING) for warning in warnings]
-    if "adapter" not in table and not found:
-        problems += _unnamed_adapters(pack, files)
+    if "adapter" not in table and not named:
+        problems += islice(_unnamed_adapters(pack, files), MAX_PROBLEMS)
     return found, problems
 
 
@@ -60,8 +71,11 @@ def _named(table: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def _adapter(files: PackFiles, name: str, base: BaseShapes | None) -> tuple[AdapterFile, tuple[str, ...]]:
-    """With warnings. The version is taken first: what is read may be newer than it, and is then found to be so, but never older."""
+def _adapter(files: PackFiles, name: str, base: BaseShapes | None) -> tuple[AdapterFile, tuple[str, ...], int]:
+    """With warnings, and the bytes of its header.
+
+    The version is taken first: what is read may be newer than it, and is then found to be so, but never older.
+    """
     version = files.version(name)
     label = Path(PurePosixPath(name).name)
     stream, n_bytes = files.open(name)
@@ -69,7 +83,7 @@ def _adapter(files: PackFiles, name: str, base: BaseShapes | None) -> tuple[Adap
         header = adapter_header(stream, n_bytes, label)
     alpha_of(header)
     warnings = fit(header, base).warnings if base else ()
-    return AdapterFile(files.path, name, 1.0, version, _weight_bytes(header)), warnings
+    return AdapterFile(files.path, name, 1.0, version, _weight_bytes(header)), warnings, header.data_offset
 
 
 def _weight_bytes(header: GgufHeader) -> int:
@@ -115,12 +129,18 @@ def lore_of(pack: str, files: PackFiles, table: Mapping[str, Any]) -> tuple[list
     entries: list[form.Lore] = []
     contents: dict[str, bytes] = {}
     problems: Problems = []
+    n_tried = len(form.patterns_in(table))
     for number, name in enumerate(_lore_names(table), start=1):
         if not isinstance(name, str) or not name or name in contents:
             continue  # the manifest's own check says so, or it is there already
         try:
             contents[name] = files.read(name, form.MAX_LORE_FILE_BYTES)
-            read, said = form.check_lore(pack, name, form.decode(contents[name], form.MAX_LORE_FILE_BYTES))
+            if sum(map(len, contents.values())) > form.MAX_LORE_BYTES:
+                problems.append(_too_much_lore(pack))
+                break
+            part = form.decode(contents[name], form.MAX_LORE_FILE_BYTES)
+            read, said = form.check_lore(pack, name, part, max(form.MAX_REGEX_KEYS - n_tried, 0))
+            n_tried += len(form.patterns_in(part))
         except AskedWrong as fault:
             problems.append(PackProblem(pack, form.FILE, f"lore_files[{number}]", fault.message, fault.hint))
         except ValueError as fault:
@@ -129,6 +149,11 @@ def lore_of(pack: str, files: PackFiles, table: Mapping[str, Any]) -> tuple[list
             entries += read.lore if read else []
             problems += said
     return entries, contents, problems
+
+
+def _too_much_lore(pack: str) -> PackProblem:
+    problem = f"hold more than {form.MAX_LORE_BYTES} bytes together."
+    return PackProblem(pack, form.FILE, "lore_files", problem, "Keep what this character needs to know.")
 
 
 def _lore_names(table: Mapping[str, Any]) -> list[object]:
@@ -144,6 +169,10 @@ def lore_limits(pack: str, entries: list[form.Lore]) -> Iterator[PackProblem]:
     if n_patterns > form.MAX_REGEX_KEYS:
         problem = f"has {n_patterns} keys that are regular expressions, more than {form.MAX_REGEX_KEYS}."
         yield PackProblem(pack, form.FILE, "lore", problem, "Use words where words will do; one pattern may hold several: a|b.")
+    n_classes = sum(classes_in(key) for entry in entries if entry.regex for key in (*entry.keys, *entry.secondary))
+    if n_classes > form.MAX_REGEX_CLASSES:
+        problem = f"has keys with {n_classes} Unicode classes (\\p), more than {form.MAX_REGEX_CLASSES}."
+        yield PackProblem(pack, form.FILE, "lore", problem, r"Write the letters that are meant, as in [a-zàéè], or \w.")
 
 
 # --- portrait -----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import BinaryIO, NoReturn, Protocol, Self
 from personae.errors import AskedWrong
 from personae.packs.archive import MAX_ENTRIES, Archive
 from personae.packs.names import MAX_DEPTH, fault_in_name, folders_above, is_hidden, plain
+from personae.packs.plain_files import open_plain
 
 SUFFIX = ".persona"
 
@@ -62,6 +63,7 @@ def open_pack(path: Path) -> PackFiles:
 
 
 def version_of(seen: os.stat_result) -> tuple[int, ...]:
+    """Another also when who wrote the file put its date back, as archives and copies do, and when its rights have changed."""
     return (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
 
 
@@ -118,12 +120,19 @@ class FolderPack(_Closing):
             return _read(stream, n_bytes, name, most_bytes)
 
     def open(self, name: str) -> tuple[BinaryIO, int]:
-        path = self.place(name)
         try:
-            stream = path.open("rb")
+            stream = open_plain(self.place(name))
         except OSError as fault:
             _refuse_file(name, f"cannot be read ({fault.strerror})", "Check that you may read it.")
-        return stream, os.fstat(stream.fileno()).st_size
+        if stream is None:
+            _refuse_file(name, "is not a regular file", "Put a plain file there.")
+        try:
+            seen = os.fstat(stream.fileno())
+            self._check_place(name, seen)
+        except BaseException:
+            stream.close()
+            raise
+        return stream, seen.st_size
 
     def version(self, name: str) -> tuple[int, ...]:
         return version_of(self.place(name).stat())
@@ -145,6 +154,15 @@ class FolderPack(_Closing):
         if not stat.S_ISREG(mode):
             _refuse_file(name, "is not a regular file", "Put a plain file there.")
         return path
+
+    def _check_place(self, name: str, seen: os.stat_result) -> None:
+        """What was opened has to be what lies there now: a link may have taken the file's place behind the first look."""
+        try:
+            is_same = os.path.samestat(seen, self.place(name).lstat())
+        except OSError:
+            is_same = False
+        if not is_same:
+            _refuse_file(name, "was replaced while it was opened", "Ask again when nobody writes to the pack.")
 
     def _is_file(self, name: str, entry: os.DirEntry[str]) -> bool:
         if entry.is_file(follow_symlinks=False):
@@ -214,9 +232,10 @@ def _scanned(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 def _opened(path: Path) -> BinaryIO:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        stream = open_plain(path)
+        if stream is None:
             raise AskedWrong("pack_archive", f"'{_shown(path.name)}' is neither a folder nor a regular file.", "Put a pack there.")
-        return path.open("rb")
+        return stream
     except (FileNotFoundError, NotADirectoryError):
         raise AskedWrong("pack_missing", f"There is no pack at '{_shown(str(path))}'.", "Check the path.") from None
     except (OSError, ValueError) as fault:  # ValueError: a NUL in the path

@@ -67,7 +67,7 @@ class AdapterStore:
             known = self.known(file)
             if known is not None:
                 return known
-            held = self._booked(_identity(file), _found(file, self._own_folder))
+            held = self._booked(_identity(file), self._found(file))
         return AdapterSource(held.key, str(held.path), file.n_bytes)
 
     def retain(self, files: Iterable[AdapterFile]) -> None:
@@ -81,7 +81,7 @@ class AdapterStore:
                     held.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Forget everything and delete the unpacked copies. May be called twice; a file under way is given up when it is read."""
+        """Forget everything and delete the unpacked copies. May be called twice; a file that is being read is given up."""
         with self._books:
             self._is_closed = True
             self._held.clear()
@@ -110,6 +110,51 @@ class AdapterStore:
             self._held[identity] = held
         return held
 
+    def _found(self, file: AdapterFile) -> _Held:
+        """Hash a file where it lies, or copy it out of its archive; it has to be the version that was asked for before and after."""
+        with _as_adapter(file):
+            with open_pack(file.pack) as pack:
+                _check_version(pack, file)
+                held = self._in_place(pack, file) if isinstance(pack, FolderPack) else self._unpacked(pack, file)
+            try:
+                with open_pack(file.pack) as pack:
+                    _check_version(pack, file)
+            except AskedWrong:
+                _drop(held)
+                raise
+        return held
+
+    def _in_place(self, pack: FolderPack, file: AdapterFile) -> _Held:
+        stream, _ = pack.open(file.file)
+        with stream:
+            return _Held(self._hashed(stream), pack.place(file.file), is_copy=False)
+
+    def _unpacked(self, pack: PackFiles, file: AdapterFile) -> _Held:
+        """Under a name of no meaning, until it is whole and in the books."""
+        stream, _ = pack.open(file.file)
+        descriptor, beside = tempfile.mkstemp(".part", dir=self._own_folder())
+        try:
+            with stream, open(descriptor, "wb") as out:
+                return _Held(self._hashed(stream, out), Path(beside), is_copy=True)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+
+    def _hashed(self, stream: BinaryIO, out: BinaryIO | None = None) -> AdapterKey:
+        """The key of all that is left of a stream, which is written to `out` too."""
+        digest, n_bytes = hashlib.sha256(), 0
+        while piece := stream.read(_CHUNK):
+            if self._is_closed:
+                raise _closed()
+            n_bytes += len(piece)
+            if n_bytes > MAX_ADAPTER_BYTES:
+                hint = "Is it a model rather than an adapter?"
+                raise AskedWrong("pack_file_too_large", f"It has more than {MAX_ADAPTER_BYTES} bytes.", hint)
+            digest.update(piece)
+            if out is not None:
+                out.write(piece)
+        return AdapterKey(digest.hexdigest())
+
     def _own_folder(self) -> Path:
         with self._books:
             if self._is_closed:
@@ -124,55 +169,9 @@ def _identity(file: AdapterFile) -> _Identity:
     return file.pack, file.file, file.version
 
 
-def _found(file: AdapterFile, own_folder: Callable[[], Path]) -> _Held:
-    """Hash a file where it lies, or copy it out of its archive; it has to be the version that was asked for before and after."""
-    with _as_adapter(file):
-        with open_pack(file.pack) as pack:
-            _check_version(pack, file)
-            held = _in_place(pack, file) if isinstance(pack, FolderPack) else _unpacked(pack, file, own_folder())
-        try:
-            with open_pack(file.pack) as pack:
-                _check_version(pack, file)
-        except AskedWrong:
-            _drop(held)
-            raise
-    return held
-
-
-def _in_place(pack: FolderPack, file: AdapterFile) -> _Held:
-    stream, _ = pack.open(file.file)
-    with stream:
-        return _Held(_hashed(stream), pack.place(file.file), is_copy=False)
-
-
-def _unpacked(pack: PackFiles, file: AdapterFile, folder: Path) -> _Held:
-    """Under a name of no meaning, until it is whole and in the books."""
-    stream, _ = pack.open(file.file)
-    descriptor, beside = tempfile.mkstemp(".part", dir=folder)
-    try:
-        with stream, open(descriptor, "wb") as out:
-            return _Held(_hashed(stream, out), Path(beside), is_copy=True)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
-
-
 def _drop(held: _Held) -> None:
     if held.is_copy:
         held.path.unlink(missing_ok=True)
-
-
-def _hashed(stream: BinaryIO, out: BinaryIO | None = None) -> AdapterKey:
-    """The key of all that is left of a stream, which is written to `out` too."""
-    digest, n_bytes = hashlib.sha256(), 0
-    while piece := stream.read(_CHUNK):
-        n_bytes += len(piece)
-        if n_bytes > MAX_ADAPTER_BYTES:
-            raise AskedWrong("pack_file_too_large", f"It has more than {MAX_ADAPTER_BYTES} bytes.", "Is it a model rather than an adapter?")
-        digest.update(piece)
-        if out is not None:
-            out.write(piece)
-    return AdapterKey(digest.hexdigest())
 
 
 def _check_version(pack: PackFiles, file: AdapterFile) -> None:

@@ -1,8 +1,7 @@
 """Values -> TOML, and the change of single values in a TOML text that somebody wrote. The only door to tomlkit.
 
 Decides how a manifest looks that we write; knows nothing of what its keys mean. Text of more than a line, or longer than one, becomes a
-multi-line string whose long lines are broken behind a backslash, as a writer would do it: character.toml is made to be edited, and its
-reader refuses lines with very many dots (manifest.MAX_DOTS_IN_LINE), which one long line of prose would have.
+multi-line string whose long lines are broken behind a backslash, as a writer would do it: character.toml is made to be edited.
 
 Rules that always hold
 - `tomllib.loads(toml_text(table)) == table`, blanks, quotes and control characters included; values alone first, then tables, each in
@@ -23,7 +22,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 MAX_DEPTH = 64  # tables and lists within each other
-LINE = 96  # characters of text in one line of ours; fewer than the dots that a line may have
+LINE = 96  # characters of text in one line of ours
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from personae.prompt.lorebook import LABEL_LENGTH, places_in
+from personae.prompt.lorebook import LABEL_LENGTH, MOST_AT_ONCE, Lorebook, places_in
 from personae.prompt.page import Setting
 from personae.prompt.parts import Cut, LoreNote, LoreState
 from personae.prompt.plan import Material, Plan, in_order, lore_cost
 from personae.prompt.talk import paragraph
+
+BEYOND = f"more than {MOST_AT_ONCE} were touched at once: those of the highest priority came to mind"
+TOO_MANY_KEYS = "not looked for: keys are too many, or regular expressions too large, together"
 
 
 def cuts_of(setting: Setting, material: Material, plan: Plan) -> tuple[Cut, ...]:
@@ -33,7 +36,7 @@ def _cut_examples(setting: Setting, material: Material, plan: Plan) -> Cut:
 
 def _cut_lore(setting: Setting, material: Material, plan: Plan) -> Cut:
     gone = _left_out(material, plan)
-    n_tokens = sum(len(setting.of(material.book.texts[place])) for place in gone)
+    n_tokens = None if plan.mind.beyond else sum(_n_tokens(setting, material.book, place) for place in gone)
     reason = "lore has a share of the context, and yields to a long line: what has the lowest priority, or is too long, went"
     return Cut("lore", len(gone), n_tokens, reason, tuple(material.book.labels[place] for place in gone))
 
@@ -64,9 +67,9 @@ def _there(setting: Setting, material: Material, plan: Plan) -> Iterator[LoreNot
     for place in sorted(in_order(book, plan.mind.ranked), key=lambda place: beats.get(place, -1)):
         if place in beats:
             state, why = _touched_by(material, place, beats[place])
-            yield LoreNote(book.labels[place], state, why, len(setting.of_item(book.texts[place])))
         else:
-            yield LoreNote(book.labels[place], LoreState.CONSTANT, "always known", len(setting.of(book.texts[place])))
+            state, why = LoreState.CONSTANT, "always known"
+        yield LoreNote(book.labels[place], state, why, _n_tokens(setting, book, place))
 
 
 def _touched_by(material: Material, place: int, beat: int) -> tuple[LoreState, str]:
@@ -80,15 +83,28 @@ def _touched_by(material: Material, place: int, beat: int) -> tuple[LoreState, s
 def _not_there(setting: Setting, material: Material, plan: Plan) -> Iterator[LoreNote]:
     book = material.book
     for place in _left_out(material, plan):
-        n_tokens = lore_cost(setting, book, place)
-        why = f"no room: {n_tokens} tokens{', and the newest line is long' if plan.is_narrow else f'; all lore may take {plan.lore_room}'}"
-        yield LoreNote(book.labels[place], LoreState.LEFT_OUT, why, len(setting.of(book.texts[place])))
-    for place in places_in(book.too_much & ~plan.mind.touched):
-        yield LoreNote(book.labels[place], LoreState.LEFT_OUT, "not looked for: more regular expressions than a pack may have", 0)
+        if plan.mind.beyond >> place & 1:
+            yield LoreNote(book.labels[place], LoreState.LEFT_OUT, BEYOND, 0)
+        else:
+            yield LoreNote(book.labels[place], LoreState.LEFT_OUT, _no_room(setting, book, plan, place), _n_tokens(setting, book, place))
+    for place in places_in(book.too_long):
+        yield LoreNote(book.labels[place], LoreState.LEFT_OUT, "not looked at: the texts of all lore are too long together", 0)
+    for place in places_in(book.too_many_keys & ~plan.mind.touched):
+        yield LoreNote(book.labels[place], LoreState.LEFT_OUT, TOO_MANY_KEYS, 0)
+
+
+def _no_room(setting: Setting, book: Lorebook, plan: Plan, place: int) -> str:
+    n_tokens = lore_cost(setting, book, place)
+    return f"no room: {n_tokens} tokens{', and the newest line is long' if plan.is_narrow else f'; all lore may take {plan.lore_room}'}"
+
+
+def _n_tokens(setting: Setting, book: Lorebook, place: int) -> int:
+    text = book.texts[place]
+    return len(setting.of_item(text) if book.keyed >> place & 1 else setting.of(text))
 
 
 def _rest(material: Material, plan: Plan) -> Iterator[LoreNote]:
-    silent = material.book.keyed & ~plan.mind.touched & ~material.book.too_much
+    silent = material.book.keyed & ~plan.mind.touched & ~material.book.too_many_keys
     if n_silent := silent.bit_count():
         yield LoreNote("", LoreState.SILENT, f"{n_silent} not touched", 0)
     if material.book.n_off:

@@ -8,9 +8,11 @@ each: so that 256 entries which all bring each other along are a few hundred ope
 - The text of a touched entry is read for keys like a line of the talk, for so many rounds. An entry is touched or not: no circle goes on.
 - A switched-off or blank entry is not there.
 
-Packs come from strangers. Plain keys are looked up, not searched for (keys.py); regular expressions are RE2's, joined so that most texts
-are asked about 32 with one search, and bounded in number and in the sum of their programs. What a text touches is remembered, for a prompt
-repeats nearly everything the last one said.
+Packs come from strangers, and while a text is looked through nobody speaks: so all that a book may ask is bounded, at some 20 ms for a
+line at the worst. Plain keys are looked up, not searched for (keys.py), and are bounded in number and length; regular expressions are
+RE2's, joined so that most texts are asked about 32 with one search, and bounded in number and in the sum of their programs. What is beyond
+is not asked, in the writer's order, and known by name. Of what a text touches no more comes to mind at once than a prompt may want. All
+that is remembered, for a prompt repeats nearly everything the last one said.
 """
 
 from __future__ import annotations
@@ -18,18 +20,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 
 from personae.patterns import Pattern, compiled, joined
 from personae.prompt.keys import KeyIndex
 from personae.prompt.parts import Lore
 from personae.prompt.talk import clean, paragraph
 
-MOST_CHARS = 4000  # of a text, looked through for keys: as long as an entry may be
+MOST_CHARS = 1000  # of a text, looked through for keys; bytes of it for regular expressions
+MOST_AT_ONCE = 32  # entries that one place of the talk calls to mind
+MOST_READ = 16  # of those, the ones whose texts are looked through for what they bring along
 MOST_TEXTS = 2048  # remembered of one character: those of the talk, and the entries' own
 MOST_BOOKS = 64  # characters whose books are kept ready
+MOST_ALWAYS_BYTES = 1 << 16  # of all that is always known: what is tokenized to see how much of it has room
+MOST_KEYED_BYTES = 1 << 19  # of all that has keys: fewer tokens than are remembered (tokens.py)
+MOST_KEYS = 4096  # plain ones of one character, secondary ones included
+MOST_KEY_CHARS = 1 << 16  # of those together
 MOST_EXPRESSIONS = 256  # of one character, secondary keys included: as many as a pack may have
-MOST_INSTRUCTIONS = 12_288  # of their programs together: what a text costs at the worst, in steps of some 10 ns a byte
+MOST_INSTRUCTIONS = 2048  # of their programs together: some 90 short words. What a text costs at the worst, 4 to 10 ns a byte each
+MOST_MISSED = 8  # expressions too large for what room is left, before none is looked at any more
 TOGETHER = 32  # expressions in one search
 LABEL_LENGTH = 40  # characters of an entry without a name
 
@@ -46,32 +55,53 @@ class Hits:
 
 
 NOTHING = Hits()
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Sets of the keyed entries that are touched in one place: `rounds`, what comes to mind, first what the talk touches itself, then the
+    same with those brought along in a first round, and so on; `beyond`, what would too if it were not so many.
+    """
+
+    rounds: tuple[int, ...]
+    beyond: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.rounds[-1]
+
+
 _Key = tuple[str, int, bool]  # a key, its bit, and whether it tells capital letters from small ones
 
 
 class Lorebook:
-    """One character's lore. `texts`: as they stand in a prompt, "" where there is none; a keyed one's is a single paragraph."""
+    """One character's lore. `texts`: as they stand in a prompt, "" where there is none; a keyed one's is a single paragraph.
+
+    `too_long`: entries beyond what a book may hold; `too_many_keys`: those of which some keys are not looked for.
+    """
 
     def __init__(self, lore: Sequence[Lore]) -> None:
         self.lore = tuple(lore)
         self.labels = tuple(map(_label, self.lore))
-        known = [entry.enabled and bool(clean(entry.text)) for entry in self.lore]
         is_keyed = [bool(entry.keys) and not entry.constant for entry in self.lore]
-        self.always = tuple(place for place, entry in enumerate(self.lore) if known[place] and not is_keyed[place])
-        self.keyed = set_of(place for place in range(len(self.lore)) if known[place] and is_keyed[place])
-        self.texts = tuple((paragraph if is_keyed[at] else clean)(entry.text) if known[at] else "" for at, entry in enumerate(self.lore))
+        texts = [(paragraph if is_keyed[at] else clean)(entry.text) if entry.enabled else "" for at, entry in enumerate(self.lore)]
+        foremost = sorted((at for at, text in enumerate(texts) if text), key=lambda at: (-self.lore[at].priority, self.lore[at].order, at))
+        always = _first_within(MOST_ALWAYS_BYTES, [at for at in foremost if not is_keyed[at]], texts)
+        self._foremost = _first_within(MOST_KEYED_BYTES, [at for at in foremost if is_keyed[at]], texts)
+        self.always = tuple(sorted(always))
+        self.keyed = set_of(self._foremost)
+        self.too_long = set_of(foremost) & ~self.keyed & ~set_of(always)
+        self.texts = tuple(text if self.too_long >> at & 1 == 0 else "" for at, text in enumerate(texts))
         self.n_off = sum(not entry.enabled for entry in self.lore)
         self._with_secondary = set_of(place for place in places_in(self.keyed) if self.lore[place].secondary)
-        self._indices = [self._index(case_sensitive) for case_sensitive in (False, True)]
+        plain, beyond = _affordable_keys(self._keys(regex=False))
+        self._plain = _by_bit(plain)
+        self._indices = [_index(plain, case_sensitive) for case_sensitive in (False, True)]
         self._expressions = _Expressions(self._keys(regex=True))
+        self.too_many_keys = self._split(_bits(beyond) | self._expressions.not_asked)
         self._found: OrderedDict[str, Hits] = OrderedDict()
-        self._sets: dict[tuple[Hits, int], list[int]] = {}
+        self._sets: dict[tuple[Hits, int], Touched] = {}
         self._said: dict[tuple[int, str], str] = {}
-
-    @property
-    def too_much(self) -> int:
-        """Entries of which some regular expressions are not looked for."""
-        return self._split(self._expressions.not_asked)
 
     def hits(self, text: str) -> Hits:
         """What is found in a text; remembered."""
@@ -83,10 +113,8 @@ class Lorebook:
         self._found.move_to_end(text)
         return known
 
-    def touched(self, seen: Hits, rounds: int) -> list[int]:
-        """Sets of the keyed entries that come to mind where `seen` is found in the talk: those that the talk touches itself, then the
-        same with those brought along in a first round, and so on. The last set is all of them.
-        """
+    def touched(self, seen: Hits, rounds: int) -> Touched:
+        """What comes to mind where `seen` is found in the talk."""
         sets = self._sets.get((seen, rounds))
         if sets is None:
             if len(self._sets) >= MOST_TEXTS:
@@ -94,22 +122,30 @@ class Lorebook:
             sets = self._sets[seen, rounds] = self._bring(seen, rounds)
         return sets
 
-    def _bring(self, seen: Hits, rounds: int) -> list[int]:
-        touched = new = self._of(seen)
-        sets = [touched]
+    def _bring(self, seen: Hits, rounds: int) -> Touched:
+        touched = new = self._at_once(self._of(seen), MOST_AT_ONCE)
+        sets, n_read = [touched], 0
         for _ in range(rounds):
-            for place in places_in(new):
+            read = self._at_once(new, MOST_READ - n_read)
+            n_read += read.bit_count()
+            for place in places_in(read):
                 seen |= self.hits(self.texts[place])
-            new = self._of(seen) & ~touched
+            new = self._at_once(self._of(seen) & ~touched, MOST_AT_ONCE - touched.bit_count())
             if not new:
                 break
             touched |= new
             sets.append(touched)
-        return sets
+        return Touched(tuple(sets), self._of(seen) & ~touched)
 
-    def bringer(self, place: int, touched: Sequence[int]) -> int | None:
-        """The entry that brought the one at `place` along, of such sets; None where the talk touched it itself, or nothing did."""
-        for before, after in pairwise(touched):
+    def _at_once(self, places: int, most: int) -> int:
+        """Those of the highest priority, then those that stand first, where there are more."""
+        if places.bit_count() <= most:
+            return places
+        return set_of(islice((place for place in self._foremost if places >> place & 1), most))
+
+    def bringer(self, place: int, touched: Touched) -> int | None:
+        """The entry that brought the one at `place` along; None where the talk touched it itself, or nothing did."""
+        for before, after in pairwise(touched.rounds):
             if (after & ~before) >> place & 1:
                 return next((by for by in places_in(before) if self._has(self.hits(self.texts[by]), place)), None)
         return None
@@ -120,8 +156,17 @@ class Lorebook:
         if key is None:
             if len(self._said) >= MOST_TEXTS:
                 self._said.clear()
-            key = self._said[place, text] = _key_in(self.lore[place], text[:MOST_CHARS])
+            key = self._said[place, text] = self._key_in(place, text[:MOST_CHARS])
         return key
+
+    def _key_in(self, place: int, text: str) -> str:
+        entry = self.lore[place]
+        if entry.regex:
+            asked = _as_bytes(text)
+            return next((key for key in entry.keys if _matches(key, asked, entry.case_sensitive)), "")
+        keys = self._plain.get(1 << place, [])
+        found = KeyIndex(((key, 1 << at) for at, key in enumerate(keys)), case_sensitive=entry.case_sensitive).found(text)
+        return keys[next(places_in(found))] if found else ""
 
     def _of(self, seen: Hits) -> int:
         return seen.keys & (seen.secondary | ~self._with_secondary)
@@ -131,7 +176,7 @@ class Lorebook:
 
     def _look(self, text: str) -> Hits:
         beginning = text[:MOST_CHARS]
-        bits = self._expressions.found(beginning.encode())
+        bits = self._expressions.found(beginning)
         for index in self._indices:
             bits |= index.found(beginning)
         n = len(self.lore)
@@ -140,10 +185,6 @@ class Lorebook:
         if len(self._found) > MOST_TEXTS:
             self._found.popitem(last=False)
         return hits
-
-    def _index(self, case_sensitive: bool) -> KeyIndex:
-        keys = ((key, bit) for key, bit, sensitive in self._keys(regex=False) if sensitive == case_sensitive)
-        return KeyIndex(keys, case_sensitive=case_sensitive)
 
     def _keys(self, *, regex: bool) -> Iterator[_Key]:
         """Every key. The secondary ones' bits stand behind all others."""
@@ -185,29 +226,33 @@ class _Expressions:
         allowed = in_order[:MOST_EXPRESSIONS]
         self._searches: list[_Search] = []
         self._room = MOST_INSTRUCTIONS
+        self._n_missed = 0
         self.not_asked = _bits(in_order[MOST_EXPRESSIONS:])
         for case_sensitive in (False, True):
             alike = [key for key in allowed if key[2] == case_sensitive]
             for start in range(0, len(alike), TOGETHER):
                 self._take(alike[start : start + TOGETHER], case_sensitive)
 
-    def found(self, text: bytes) -> int:
+    def found(self, text: str) -> int:
         mask = 0
+        asked = _as_bytes(text) if self._searches else b""
         for search in self._searches:
-            mask |= search.found(text)
+            mask |= search.found(asked)
         return mask
 
     def _take(self, keys: list[_Key], case_sensitive: bool) -> None:
-        """When one finds no room, none behind it is looked at: to find out how large they are would take its time too."""
-        for search in _searches(keys, case_sensitive) if self._room else ():
-            if search.any.programsize > self._room:
-                self._room = 0
-                break
+        """Together, else in halves. After some that find no room none is looked at: to find out how large they are takes time."""
+        search = _search(keys, case_sensitive) if self._n_missed < MOST_MISSED else None
+        if search and search.any.programsize <= self._room:
             self._room -= search.any.programsize
             self._searches.append(search)
-            keys = keys[keys.index(search.keys[-1]) + 1 :]
-        if not self._room:
-            self.not_asked |= _bits(keys)
+        elif len(keys) > 1:
+            half = len(keys) // 2
+            self._take(keys[:half], case_sensitive)
+            self._take(keys[half:], case_sensitive)
+        else:
+            self.not_asked |= _bits(keys) if search or self._n_missed >= MOST_MISSED else 0
+            self._n_missed += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +270,41 @@ class _Search:
         return _bits([key for key in self.keys if _matches(key[0], text, key[2])])
 
 
-def _searches(keys: list[_Key], case_sensitive: bool) -> Iterator[_Search]:
-    """As few as it takes: halves of what cannot be joined. What cannot be used at all is left out: such a pack is refused when read."""
-    if len(keys) == 1:
-        alone = _expression(keys[0][0], case_sensitive)
-        yield from [_Search(keys, alone)] if alone else []
-    elif together := joined([key for key, _, _ in keys], case_sensitive=case_sensitive):
-        yield _Search(keys, together)
-    else:
-        half = len(keys) // 2
-        yield from _searches(keys[:half], case_sensitive)
-        yield from _searches(keys[half:], case_sensitive)
+def _search(keys: list[_Key], case_sensitive: bool) -> _Search | None:
+    """None where they cannot be joined, or where one cannot be used at all: such a pack is refused when it is read."""
+    expressions = [key for key, _, _ in keys]
+    found = joined(expressions, case_sensitive=case_sensitive) if len(keys) > 1 else _expression(expressions[0], case_sensitive)
+    return _Search(keys, found) if found else None
+
+
+def _first_within(most_bytes: int, places: Sequence[int], texts: Sequence[str]) -> list[int]:
+    """As many of the places, from the first, as have texts that long together."""
+    lengths = accumulate(len(texts[place].encode()) for place in places)
+    return [place for place, length in zip(places, lengths, strict=True) if length <= most_bytes]
+
+
+def _affordable_keys(keys: Iterable[_Key]) -> tuple[list[_Key], list[_Key]]:
+    """Plain keys as far as they are looked for, and those beyond."""
+    in_order = list(keys)
+    lengths = accumulate(len(key) for key, _, _ in in_order)
+    n = sum(1 for length in islice(lengths, MOST_KEYS) if length <= MOST_KEY_CHARS)
+    return in_order[:n], in_order[n:]
+
+
+def _by_bit(keys: Iterable[_Key]) -> dict[int, list[str]]:
+    by_bit: dict[int, list[str]] = {}
+    for key, bit, _ in keys:
+        by_bit.setdefault(bit, []).append(key)
+    return by_bit
+
+
+def _index(keys: Iterable[_Key], case_sensitive: bool) -> KeyIndex:
+    return KeyIndex(((key, bit) for key, bit, sensitive in keys if sensitive == case_sensitive), case_sensitive=case_sensitive)
+
+
+def _as_bytes(text: str) -> bytes:
+    """Its beginning, in whole characters."""
+    return text.encode()[:MOST_CHARS].decode("utf-8", "ignore").encode()
 
 
 def set_of(places: Iterable[int]) -> int:
@@ -260,14 +329,7 @@ def _bits(keys: Sequence[_Key]) -> int:
     return mask
 
 
-def _key_in(entry: Lore, text: str) -> str:
-    if entry.regex:
-        return next((key for key in entry.keys if _matches(key, text, entry.case_sensitive)), "")
-    found = KeyIndex(((key, 1 << place) for place, key in enumerate(entry.keys)), case_sensitive=entry.case_sensitive).found(text)
-    return entry.keys[next(places_in(found))] if found else ""
-
-
-def _matches(key: str, text: str | bytes, case_sensitive: bool) -> bool:
+def _matches(key: str, text: bytes, case_sensitive: bool) -> bool:
     expression = _expression(key, case_sensitive)
     return expression is not None and expression.search(text) is not None
 

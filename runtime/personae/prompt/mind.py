@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from personae.prompt.budget import each_that_fits, each_that_stays
-from personae.prompt.lorebook import NOTHING, Hits, Lorebook, places_in, set_of
+from personae.prompt.lorebook import NOTHING, Hits, Lorebook, Touched, places_in, set_of
 from personae.prompt.parts import LoreRules
 from personae.prompt.talk import Beat
 
@@ -35,7 +35,7 @@ class Attention:
         self._rounds = min(max(rules.recursion, 0), MOST_ROUNDS)
         self._lines: list[str] = []
         self._ends: list[int] = []  # of each beat: where the lines up to its heard one end
-        self._touched: dict[int, list[int]] = {}
+        self._touched: dict[int, Touched] = {}
         for beat in beats if book.keyed else ():
             said = beat.said
             self._ends.append(len(self._lines) + len(said) - (beat.reply is not None))
@@ -43,7 +43,11 @@ class Attention:
 
     def touched(self, beat: int) -> int:
         """The keyed entries that come to mind there, as a set."""
-        return self._sets(beat)[-1] if self.book.keyed else 0
+        return self._sets(beat).all if self.book.keyed else 0
+
+    def beyond(self, beat: int) -> int:
+        """Those that are touched there too, and are more than come to mind at once."""
+        return self._sets(beat).beyond if self.book.keyed else 0
 
     def window(self, beat: int) -> range:
         """Lines that are looked through at that beat."""
@@ -73,7 +77,7 @@ class Attention:
     def bringer(self, place: int, beat: int) -> int | None:
         return self.book.bringer(place, self._sets(beat))
 
-    def _sets(self, beat: int) -> list[int]:
+    def _sets(self, beat: int) -> Touched:
         known = self._touched.get(beat)
         if known is None:
             known = self._touched[beat] = self.book.touched(self._seen(beat), self._rounds)
@@ -94,6 +98,7 @@ class Mind:
     ranked: tuple[int, ...]  # all of it, the one that stays longest first
     beats: dict[int, int]  # of what came to mind: the beat where it stands
     touched: int  # all that the beats of the prompt touch, whether it found room or not, as a set
+    beyond: int  # of those the ones that nowhere came to mind, for at each beat others went first
     n_tokens: int  # the most that all of it took together, at any beat
 
 
@@ -123,16 +128,23 @@ class Recall:
         self._refused, self._last, self._beats, self._brought = 0, {}, {}, (0, 0)
         self._hold(self._among(set_of(self.always)))
         most = 0 if start < self.attention.n_beats else self._used
-        touched = 0
+        touched = beyond = 0
         for beat in range(start, self.attention.n_beats):
             now = self.attention.touched(beat)
             touched |= now
+            beyond |= self.attention.beyond(beat)
             if now:
                 self._hear(beat, self._among(now), first=beat == start)
             most = max(most, self._used)
         self._note_brought()
         ranked = sorted(places_in(self._present), key=self._rank)
-        return Mind(tuple(ranked), {place: self._beats[place] for place in ranked if place in self._beats}, touched, most)
+        return Mind(
+            tuple(ranked),
+            {place: self._beats[place] for place in ranked if place in self._beats},
+            touched | beyond,
+            beyond & ~touched,
+            most,
+        )
 
     def _hear(self, beat: int, now: int, *, first: bool) -> None:
         is_news = self._note(beat, now, first=first)

@@ -196,7 +196,7 @@ class LoreNote:
     name: str  # its label, else its first words; "" where it is about several
     state: LoreState
     why: str
-    tokens: int  # of its text
+    tokens: int  # of its text; 0 where that was not looked at
 
 
 @dataclass(frozen=True, slots=True)

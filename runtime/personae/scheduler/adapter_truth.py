@@ -32,6 +32,10 @@ class AdapterTruth:
         self._loading: dict[AdapterKey, int] = {}
         self._alone: AbstractSet[AdapterKey] = frozenset()  # the voice that has more bytes than may be
 
+    @property
+    def resident(self) -> AbstractSet[AdapterKey]:
+        return self._resident.keys()
+
     def are_there(self, voice: Voice) -> bool:
         return all(use.key in self._resident for use in voice)
 

@@ -2,7 +2,8 @@
 
 What a dead engine held is gone, and every open turn with it. An adapter that was there twice when an engine died, and has never been
 through a step, is set aside: turns whose voice has it fail by its name, so that the others live. So do those whose adapter is refused; what
-else their voice needed stays where it is, for others.
+else their voice needed stays where it is, for others. Who has the same adapter in another file is not refused with them: that file is
+tried next.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from personae.scheduler.endings import Endings
 from personae.scheduler.kv_files import KvFiles
 from personae.scheduler.seating import Seating
 from personae.scheduler.sequence import Sequence
+from personae.types import AdapterKey
 
 
 class EngineLife:
@@ -69,7 +71,7 @@ class EngineLife:
         if source is None:
             return None
         message = f"The adapter '{source.path}' of NPC '{turn.npc}' has ended the engine twice and is set aside."
-        return FailTurn(turn.turn, "adapter_set_aside", message, "Replace the file, and load its pack again.")
+        return FailTurn(turn.turn, "adapter_set_aside", message, "Train or convert it again, and put it into the pack.")
 
     def on_adapter(self, event: ev.AdapterReported) -> None:
         result, adapters = event.result, self._books.adapters
@@ -80,10 +82,15 @@ class EngineLife:
             adapters.note_loaded(result.key, result.bytes_resident)
             self._books.line.note_complete(result.key, adapters.resident)
             return
+        path = adapters.path(result.key)
         adapters.note_refused(result.key)
-        for turn in [turn for turn in self._books.line if result.key in turn.keys]:
+        for turn in [turn for turn in self._books.line if _has_from(turn, result.key, path)]:
             self._endings.fail(turn, FailTurn(turn.turn, result.code, result.message, result.hint))
 
     def on_retired(self, event: ev.AdapterRetired) -> None:
         self._books.adapters.retire(event.key)
         self._books.stirred = True
+
+
+def _has_from(turn: Sequence, key: AdapterKey, path: str) -> bool:
+    return any(source.key == key and source.path == path for source in turn.asked.sources)

@@ -16,6 +16,7 @@ from typing import Any
 from personae.config import ServiceConfig
 from personae.errors import PersonaeError
 from personae.packs.base import BaseShapes
+from personae.packs.character import AdapterFile
 from personae.packs.gguf import read_header
 from personae.packs.store import AdapterStore
 from personae.prompt import PromptBuilder
@@ -45,6 +46,7 @@ class Casting:
         self.roster = Roster.load(self._root, prompts, base, self.adapters.known)
         if not self.roster.characters:
             log.warning("no character could be loaded from %s: nobody can be spawned", self._root or "anywhere (--characters)")
+        self._lingering: set[AdapterFile] = set()  # that no pack names any more and turns still speak with
         self._watcher = Watcher(self._root or Path(), self.adapters, wake, base=base, pace=pace, watches=config.watch)
 
     def begin(self, npcs: Npcs, turns: Turns, conductor: Conductor, outbox: Outbox, recall: Recall | None) -> None:
@@ -65,6 +67,7 @@ class Casting:
 
     def hear(self, at_ms: float) -> None:
         """The next of what the watcher has seen: one a round, so that fifty packs at once hold up nobody who speaks."""
+        self._mind_leftovers()
         seen = self._watcher.take()
         if seen is None:
             return
@@ -74,8 +77,9 @@ class Casting:
             log.exception("what was seen of pack %r could not be taken over", seen.pack)
 
     def close(self) -> None:
+        self._watcher.end()
+        self.adapters.close()  # whatever the watcher reads is given up
         self._watcher.close()
-        self.adapters.close()
 
     def statistics(self) -> dict[str, Any]:
         return {**self.roster.statistics(), "watching": self._watcher.is_watching}
@@ -84,8 +88,18 @@ class Casting:
         change = self.roster.swap(seen)
         if change is not None:
             self._follow(change, at_ms)
-            files = (file for character in self.roster for file in character.all_adapters())
-            self._watcher.tidy([*files, *self._turns.files_in_use()])
+            self._tidy()
+
+    def _mind_leftovers(self) -> None:
+        """What an old version of a pack has left goes with the last turn that speaks with it."""
+        if self._lingering and self._lingering.isdisjoint(self._turns.files_in_use()):
+            self._tidy()
+
+    def _tidy(self) -> None:
+        named = {file for character in self.roster for file in character.all_adapters()}
+        spoken_with = set(self._turns.files_in_use())
+        self._lingering = spoken_with - named
+        self._watcher.tidy(named | spoken_with)
 
     def _follow(self, change: Change, at_ms: float) -> None:
         for key in self.roster.take_unnamed():

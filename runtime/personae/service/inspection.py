@@ -7,16 +7,14 @@ paths claim one id, the first counts, and the other is told of.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from personae.packs.base import BaseShapes
-from personae.packs.character import Character, PackProblem, Severity
-from personae.packs.loader import examine_pack, pack_id, pack_paths, snapshot
-from personae.packs.manifest import FILE
+from personae.packs.character import Character, PackProblem
+from personae.packs.loader import examine_pack, pack_id, pack_paths, passed_over, snapshot
 
 log = logging.getLogger("personae.service")
 
@@ -62,7 +60,7 @@ def look_at(pack: str, paths: Paths, base: BaseShapes | None) -> PackSeen:
     """Never raises: whatever is in a pack, and whatever we did not think of, is a problem of that pack."""
     first, *others = paths
     try:
-        character, problems = _examined(pack, first, base)
+        character, problems = _examined(first, base)
     except Exception as fault:
         log.exception("pack %r failed in a way nobody thought of", pack)
         remedy = "Take the pack out, and report it with the log."
@@ -70,10 +68,9 @@ def look_at(pack: str, paths: Paths, base: BaseShapes | None) -> PackSeen:
     return PackSeen(pack, character, (*problems, *(_claims_too(pack, other) for other in others)))
 
 
-def _examined(pack: str, path: Path, base: BaseShapes | None) -> tuple[Character | None, tuple[PackProblem, ...]]:
-    if path.is_dir() and not os.path.lexists(path / FILE):  # pictures, say, or a copy that has only begun
-        remedy = f"Add {FILE}, or start the folder's name with an underscore."
-        return None, (PackProblem(pack, "", "", f"has no {FILE} and is passed over.", remedy, Severity.WARNING),)
+def _examined(path: Path, base: BaseShapes | None) -> tuple[Character | None, tuple[PackProblem, ...]]:
+    if passed := passed_over(path):  # pictures, say, or a copy that has only begun
+        return None, (passed,)
     return examine_pack(path, base)
 
 

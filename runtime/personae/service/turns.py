@@ -28,7 +28,7 @@ from personae.service.npcs import Npc
 from personae.service.open_turn import OpenTurn, done_of
 from personae.service.roster import Roster, persona_of
 from personae.service.sessions import Session
-from personae.service.voices import Adapters, NoAdapters, Spoken, mood_of, spoken_with
+from personae.service.voices import PASSING, RETRY_MS, Adapters, NoAdapters, Spoken, mood_of, spoken_with
 from personae.types import Deadlines, FinishReason, Limits, Priority, ReplyRules, SamplingParams, TurnId, Usage
 from personae.wire import replies
 from personae.wire.messages import Say, Warm
@@ -240,7 +240,8 @@ class Turns:
             return None
         if turn.text.strip():
             turn.npc.is_unsaid = True
-        failure = PersonaeError(action.code, action.message, action.hint, retry_after_ms=action.retry_after_ms)
+        retry_ms = RETRY_MS if action.code in PASSING else action.retry_after_ms
+        failure = PersonaeError(action.code, action.message, action.hint, retry_after_ms=retry_ms)
         return self._close(turn, [replies.error(turn.request.id, failure)], has_changed_npc=turn.is_begun and not turn.is_warm)
 
     def mute(self, session: Session) -> list[TurnId]:

@@ -14,6 +14,8 @@ from personae.errors import AskedWrong, PersonaeError
 from personae.packs.character import AdapterFile, Character, Mood
 from personae.types import AdapterSource, AdapterUse, Voice, voice_of
 
+CHANGED = "adapter_changed"
+PASSING = (CHANGED, "adapter_missing")  # refusals of an engine: the file was there when the pack was read, and somebody is changing it
 RETRY_MS = 1000  # by then the watcher has seen what changed, and has read it
 
 
@@ -86,6 +88,6 @@ def _source(file: AdapterFile, adapters: Adapters) -> AdapterSource:
     try:
         return adapters.source(file)
     except AskedWrong as fault:
-        if fault.code == "adapter_changed":
+        if fault.code == CHANGED:
             fault.details.setdefault("retry_after_ms", RETRY_MS)
         raise

@@ -14,6 +14,7 @@ Rules that always hold
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import threading
@@ -40,6 +41,7 @@ MOST_FOLDERS = 4096  # listened to; Linux grants a user 8,192 at the least
 MOST_FOLDERS_A_PACK = 32
 STEP_MS = 50  # how often watchfiles looks for a stop; its thread sleeps in between
 BURST_MS = 200  # events of a burst are taken together for so long at the most
+READING_MS = 500.0  # how long adapters are read before it is looked again whether anything has changed
 AWAY_MS = 500.0  # how often is looked whether the folder of packs is back
 JOIN_S = 2.0
 TEXT = ".toml"
@@ -86,7 +88,7 @@ class Watcher:
         self._pace = pace or Pace()
         self._settling = Settling(self._pace.patience)
         self._whole: dict[str, Character] = {}  # the last of each pack that was told as one
-        self._needed: tuple[AdapterFile, ...] | None = None  # beside theirs; None: nothing is to be tidied up
+        self._needed: deque[tuple[AdapterFile, ...]] = deque(maxlen=1)  # beside theirs; empty: nothing is to be tidied up
         self._unread: deque[AdapterFile] = deque()
         self._packs: dict[str, Paths] = {}
         self._prints: dict[str, Print] = {}
@@ -122,11 +124,15 @@ class Watcher:
     def tidy(self, needed: Iterable[AdapterFile]) -> None:
         """What was read of packs that are gone or are others by now may be forgotten, by and by, but for these. It is done on the thread
         that reads: what it has read, and not told of yet, must not be forgotten."""
-        self._needed = tuple(needed)
+        self._needed.append(tuple(needed))
+
+    def end(self) -> None:
+        """Nothing is told from now on; the thread ends when what it does just now is done."""
+        self._ended.set()
 
     def close(self) -> None:
-        """Returns at once, or when the file that is being read has been read, whichever is sooner than a moment."""
-        self._ended.set()
+        """Returns when the thread has ended, or after a moment, when a disk holds it up."""
+        self.end()
         if self._thread.is_alive():
             self._thread.join(JOIN_S)
 
@@ -139,8 +145,7 @@ class Watcher:
             except Exception:
                 log.exception("the packs could not be looked at; they will be looked at again")
                 self._ended.wait(self._pace.rescan_ms / 1e3)
-        while self._unread and not self._ended.is_set():
-            self._read(self._unread.popleft())
+        self._read_on(math.inf)
         self._hush()
 
     def _round(self) -> None:
@@ -149,9 +154,8 @@ class Watcher:
             if self._ended.is_set():
                 return
             self._look_at(pack)
-        if (needed := self._needed) is not None:
-            self._needed = None
-            self._adapters.retain((*self._files(), *needed))
+        if self._needed:
+            self._adapters.retain((*self._files(), *self._needed.popleft()))
         self._wait(self._patience_ms())
 
     def _look_over(self) -> None:
@@ -192,11 +196,28 @@ class Watcher:
 
     def _wait(self, patience_ms: float) -> None:
         if self._unread:
-            self._read(self._unread.popleft())
+            self._read_on(min(patience_ms, READING_MS))
         elif self._notifier is None:
             self._ended.wait(patience_ms / 1e3)
         else:
-            self._notifier.watch(BURST_MS, STEP_MS, max(1, int(patience_ms)), self._ended)
+            self._hear(max(1, int(patience_ms)))
+
+    def _read_on(self, for_ms: float) -> None:
+        """For so long, and one at the least. Not one a round: looking everything over for each of five hundred takes most of a minute."""
+        until_ms = _now_ms() + for_ms
+        while self._unread and not self._ended.is_set():
+            self._read(self._unread.popleft())
+            if _now_ms() >= until_ms:
+                return
+
+    def _hear(self, patience_ms: int) -> None:
+        try:
+            assert self._notifier is not None
+            self._notifier.watch(BURST_MS, STEP_MS, patience_ms, self._ended)
+        except RuntimeError as fault:  # a file whose name is no text: from then on it says nothing else
+            log.info("an event of %s could not be read, and its folders are listened to anew: %s", self._root, fault)
+            self._hush()
+            self._ears = ()
 
     # --- one pack -------------------------------------------------------------------------------------------------------
 
@@ -291,9 +312,11 @@ def _ears(paths: Iterable[str]) -> Iterator[Ear]:
 
 
 def _ear(path: str) -> Ear | None:
+    """None: it is gone again, or its name is no text, which watchfiles cannot be given. What is in there is found by the rescan."""
     try:
+        path.encode()
         found = os.stat(path)
-    except OSError:
+    except (OSError, UnicodeError):
         return None
     return path, found.st_dev, found.st_ino
 

@@ -64,6 +64,38 @@ def test_a_folder_of_packs_is_checked_pack_by_pack_and_so_are_archives(pack: Pac
     assert pack("check", "characters/marta", "characters/robot.persona", "--model", "none").code == 0
 
 
+def test_a_folder_among_packs_that_is_none_is_a_warning_as_it_is_to_a_service(pack: Pack, write: Write) -> None:
+    write()
+    Path("characters/pictures").mkdir()
+    ended = pack("check", "characters", "--model", "none")
+    assert ended.code == 0
+    assert "pictures: 1 warning warning has no character.toml and is passed over." in ended.words
+    assert pack("check", "characters/pictures", "--model", "none").code == 4
+
+
+def test_whoever_names_the_manifest_means_the_pack(pack: Pack, write: Write) -> None:
+    manifest = write() / "character.toml"
+    assert pack("check", manifest, "--model", "none").out.startswith("marta: nothing to put right")
+    assert pack("build", manifest).code == 0
+    assert pack("export", manifest, "--card").code == 0
+    assert Path("marta.persona").exists()
+
+
+@pytest.mark.parametrize("command", [("check",), ("show",), ("export", "--card")])
+def test_a_pack_named_without_its_folder_is_asked_after(pack: Pack, write: Write, command: tuple[str, ...]) -> None:
+    write()
+    ended = pack(*command, "marta")
+    assert (ended.code, ended.out) == (4, "")
+    assert ended.error.endswith(" Did you mean characters/marta?\n")
+    assert pack(*command, "nobody").error.endswith(" Give a pack's folder, or a .persona archive.\n") or command == ("check",)
+
+
+def test_an_archive_that_was_cut_is_told_of_once(pack: Pack, here: Path) -> None:
+    Path("marta.persona").write_bytes(b"PK\x03\x04" + b"x" * 100)
+    ended = pack("check", "marta.persona", "--model", "none", "--json")
+    assert (ended.json["packs"][0]["errors"], ended.json["packs"][0]["warnings"]) == (1, 0)
+
+
 def test_a_folder_and_an_archive_of_one_name_cannot_both_be_played(pack: Pack, write: Write) -> None:
     write()
     with zipfile.ZipFile("characters/marta.persona", "w") as archive:
@@ -149,6 +181,14 @@ def test_a_core_that_leaves_no_room_is_an_error(pack: Pack, write: Write) -> Non
     assert pack("check", folder, "--model", "fake").code == 0
 
 
+def test_lore_beyond_what_a_book_may_ask_is_named(pack: Pack, write: Write) -> None:
+    wide = "".join(f'[[lore]]\nname = "fact {i}"\ntext = "{i}"\nkeys = [".{{0,60}}fact{i}"]\nregex = true\n' for i in range(12))
+    found = problems(pack("check", write(wide), "--model", "fake", "--ctx", "16384", "--json"))
+    assert list(found) == ["lore"]
+    assert "'fact 10'" in found["lore"]
+    assert "not looked for: keys are too many, or regular expressions too large, together" in found["lore"]
+
+
 @pytest.mark.parametrize(
     ("more", "field", "told"),
     [
@@ -159,7 +199,7 @@ def test_a_core_that_leaves_no_room_is_an_error(pack: Pack, write: Write) -> Non
         (
             f'[[lore]]\nname = "saga"\ntext = "{"long " * 80}"\nkeys = ["saga"]',
             "lore[1]",
-            "('saga') has 399 tokens and does not fit, even alone",
+            "('saga') has 400 tokens and does not fit, even alone",
         ),
         (f'[[lore]]\nname = "saga"\ntext = "{"long " * 80}"\nkeys = ["s.ga"]\nregex = true', "lore[1]", "does not fit, even alone"),
     ],

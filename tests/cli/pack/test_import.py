@@ -116,6 +116,11 @@ def test_a_pack_that_is_there_is_replaced_only_when_asked(pack: Pack, card: Path
     assert load_character(folder).name == "Captain Flint"
 
 
+def test_a_pack_that_is_there_is_refused_with_the_options_that_help(pack: Pack, card: Path, write: Write) -> None:
+    write(name="captain-flint")
+    assert "Name another with --name, or write over it with --replace." in pack("import", card).error
+
+
 @pytest.mark.parametrize(("answer", "name"), [("y", "Captain Flint"), ("", "Marta")])
 def test_on_a_terminal_it_asks_before_it_replaces(card: Path, write: Write, answer: str, name: str) -> None:
     folder = write(name="captain-flint")
@@ -290,6 +295,12 @@ def test_a_card_that_was_imported_is_exported_as_it_was(pack: Pack, card: Path) 
     assert "Wrote out.json: captain-flint as a character card" in ended.out
     written = json.loads(Path("out.json").read_bytes())["data"]
     assert {key: written[key] for key in CARD["data"]} == CARD["data"]
+
+
+def test_a_portrait_that_json_cannot_hold_is_told_of(pack: Pack, write: Write) -> None:
+    folder = write('portrait = "p.png"\n', files={"p.png": png_with()})
+    assert "portrait is 'p.png', and JSON holds no picture." in pack("export", folder, "--card", "--to", "out.json").words
+    assert "Not in it" not in pack("export", folder, "--card").words
 
 
 @pytest.mark.parametrize("ending", [".json", ".png", ".charx"])

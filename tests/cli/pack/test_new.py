@@ -54,6 +54,11 @@ def test_two_lines_show_the_form_of_lines(pack: Pack) -> None:
     assert set(second) == {"player", "reply"}
 
 
+def test_a_pack_is_not_warned_of_for_the_lines_that_came_with_it(pack: Pack, here: Path) -> None:
+    pack("new", "marta", "--persona", "You are Marta.")
+    assert "lines.jsonl" not in pack("check", "characters/marta", "--model", "none").out
+
+
 @pytest.mark.parametrize("yes", [(), ("--yes",)])
 def test_what_is_missing_is_said_by_name_where_nobody_can_be_asked(pack: Pack, here: Path, yes: tuple[str, ...]) -> None:
     ended = pack("new", "marta", *yes)

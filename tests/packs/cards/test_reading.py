@@ -18,6 +18,7 @@ from personae.packs.cards import Card, card_from_bytes, draft_of, read_card, rea
 from personae.packs.cards import charx as charx_form
 from personae.packs.cards import json_text as bounds
 from personae.packs.cards import png as png_form
+from personae.packs.draft import write_pack
 from personae.packs.manifest import check
 from personae.packs.toml_text import toml_text
 from tests.packs.cards.conftest import END, HEADER, PICTURE, PIXELS, chunk, packed, png_with, text, v1, v2, v3, zipped
@@ -244,6 +245,23 @@ def test_files_laid_beside_the_card_in_the_picture_become_assets() -> None:
     assert any("left out" in note.problem for note in found.notes)
 
 
+def test_files_beside_the_card_that_a_pack_cannot_have_are_left_out_with_a_note(tmp_path: Path) -> None:
+    """The pack is written with the others."""
+    names = ["a.png", "A.png", ".a/b.png", "a.png/b.png", "\xe9" * 200 + ".png", "con.png", "b.png"]
+    beside = [chunk(b"tEXt", b"chara-ext-asset_:" + name.encode("latin-1") + b"\0AAAA") for name in names]
+    found = card(png_with(*beside, text("ccv3", packed(v3()))), "mira.png")
+    assert set(found.files) == {"portrait.png", "assets/a.png", "assets/b.png"}
+    assert len([note for note in found.notes if "left out" in note.problem]) == 5
+    assert write_pack(draft_of(found), tmp_path)
+
+
+def test_texts_that_break_off_behind_many_bytes_are_tried_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bytes] = []
+    monkeypatch.setattr(png_form, "_inflated", lambda packed: tried.append(packed))
+    assert refused(png_with(*[chunk(b"zTXt", b"chara\0\0bomb")] * 1000), "mira.png").code == "not_a_card"
+    assert len(tried) == png_form.MAX_TEXTS
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [
@@ -308,6 +326,22 @@ def test_a_file_in_a_charx_cannot_stand_for_one_of_the_pack() -> None:
     files = {"card.json": json.dumps(v3()).encode(), "character.toml": b"x", "assets/personae/character.toml": b"y", "lore-1.toml": b"z"}
     found = card(zipped(files), "mira.charx")
     assert set(found.files) == {"assets/charx/character.toml", "assets/personae/character.toml", "assets/charx/lore-1.toml"}
+
+
+def test_files_of_a_charx_that_a_pack_cannot_have_beside_each_other_are_left_out_with_a_note(tmp_path: Path) -> None:
+    files = [
+        "assets/a.gguf",
+        "assets/personae/assets/A.gguf",
+        "assets/a.gguf.d/x",
+        "assets/personae/card.json/x.gguf",
+        "x/y",
+        "assets/charx/x/y",
+    ]
+    long = "assets/" + "語" * 90 + ".png"
+    found = card(zipped({"card.json": json.dumps(v3()).encode(), **dict.fromkeys([*files, long], b"x")}), "mira.charx")
+    assert set(found.files) == {"assets/a.gguf", "assets/a.gguf.d/x", "assets/charx/x/y"}
+    assert len(found.notes) == 4
+    assert write_pack(draft_of(found), tmp_path)
 
 
 def test_files_that_are_too_many_or_too_large_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,12 @@ def test_an_edited_style_and_edited_examples_read_back_the_same(imported: Import
     assert (again["style"], again["examples"], again["greetings"], again["tags"]) == ("Curt.", examples, ["One", "Two"], ["x"])
 
 
+def test_an_edit_of_one_greeting_leaves_the_others_with_their_placeholders(imported: Imported) -> None:
+    pack = imported({**FIRST, "alternate_greetings": ["Hi {{user}}.", "Go, {{user}}!"]})
+    edit(pack, greetings=["Hi you.", "Stay!", "Well?"])
+    assert card_of(pack)["data"]["alternate_greetings"] == ["Hi {{user}}.", "Stay!", "Well?"]
+
+
 def test_an_edit_of_one_lore_entry_leaves_the_others_and_its_own_unknown_keys_alone(imported: Imported) -> None:
     pack = imported(v3())
     lore = tomllib.loads((pack / "character.toml").read_text("utf-8"))["lore"]

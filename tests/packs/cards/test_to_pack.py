@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from personae.packs import manifest as form
-from personae.packs.cards import card_from_bytes, draft_of
+from personae.packs.cards import card_from_bytes, card_of, draft_of
 from personae.packs.cards.examples import exchanges, text_of
 from personae.packs.draft import PackDraft, write_pack
 from personae.packs.loader import examine_pack
@@ -125,6 +125,8 @@ def test_lines_end_in_one_way_and_what_cannot_be_shown_is_taken_out() -> None:
         ("<USER>: a\r\n<BOT>: b\r\nMira: c\nmira: d", [("a", "b\nc\nd")], 0),
         ("{{user}}: a\n{{user}}: b\n{{char}}: c\n{{user}}: d\n{{char}}: e\nEND_OF_DIALOG", [("a\nb", "c"), ("d", "e")], 0),
         ("{{user}}:\n{{char}}: only", [("...", "only")], 0),
+        ("You: a\nMira: b", [("a", "b")], 0),
+        ("{{user}}: a\n{{char}}: Two ways.\nYou: mine.", [("a", "Two ways.\nYou: mine.")], 0),
     ],
 )
 def test_dialogues_become_exchanges(text: str, pairs: list[tuple[str, str]], n_lost: int) -> None:
@@ -238,7 +240,7 @@ def test_numbers_beyond_what_a_pack_has_become_the_nearest_with_a_note() -> None
 
 
 def test_more_lore_than_a_manifest_holds_goes_into_files_that_load(tmp_path: Path) -> None:
-    entries = [{"keys": [f"k{n}"], "content": f"Fact {n}. " + "é" * 1500, "enabled": n % 7 > 0} for n in range(1500)]
+    entries = [{"keys": [f"k{n}"], "content": f"Fact {n}. " + "é" * 800, "enabled": n % 7 > 0} for n in range(1500)]
     found = lore_of(*entries)
     names = found.manifest["lore_files"]
     lore = [entry for name in names for entry in tomllib.loads(bytes(found.files[name]).decode())["lore"]]
@@ -251,11 +253,30 @@ def test_more_lore_than_a_manifest_holds_goes_into_files_that_load(tmp_path: Pat
     assert len(character.lore) == form.MAX_LORE
 
 
+def test_lore_beyond_what_a_pack_may_hold_is_noted_and_comes_out_again(tmp_path: Path) -> None:
+    book = {"entries": [{"keys": [f"k{n}"], "content": "word " * 800, "enabled": n > 0} for n in range(700)]}
+    found = with_fields(character_book=book)
+    assert "of 700 entries" in said(found, "character_book.entries")
+    pack = write_pack(found, tmp_path)
+    character, problems = examine_pack(pack)
+    assert character is not None, problems
+    assert 500 < len(character.lore) < 600
+    assert all(entry.enabled for entry in character.lore)  # the one that is switched off went first
+    assert card_of(pack)["data"]["character_book"] == book
+
+
 def test_more_patterns_than_a_pack_may_have_leave_the_others_switched_off() -> None:
     found = lore_of(*({"keys": [f"/a{n}|b/", f"/c{n}|d/"], "content": "A"} for n in range(200)))
     lore = tomllib.loads(bytes(found.files["lore-1.toml"]).decode())["lore"]
     assert sum(len(entry["keys"]) for entry in lore if entry.get("regex")) == form.MAX_REGEX_KEYS
     assert "256" in said(found, "character_book.entries")
+
+
+def test_more_classes_in_patterns_than_a_pack_may_have_leave_the_others_switched_off(tmp_path: Path) -> None:
+    found = lore_of(*({"keys": [rf"/\pL{n}[\pL\pN]/"], "content": "A"} for n in range(20)))
+    character, problems = examine_pack(write_pack(found, tmp_path))
+    assert character is not None, problems
+    assert [entry.enabled for entry in character.lore] == [n < 10 for n in range(20)]
 
 
 def test_a_book_that_is_only_named_is_noted() -> None:
@@ -288,6 +309,32 @@ def test_extension_values_that_a_manifest_refuses_are_left_out_with_a_note() -> 
     assert found.manifest["fallback"] == ["One moment."]
     assert not {"sampling", "stop", "limits", "moods"} & found.manifest.keys()
     assert "temperature" in said(found, "personae.sampling")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"top_k": 1, "junk": "x" * 300_000},
+        {"top_k": 1, "." * 3000: {"." * 3000: 0.5}},
+        {"top_k": 1, "list": [1, {"a": "." * 5000}]},
+        {"top_k": 1, "number": 10**300},
+        {"top_k": 1, "deep": [[[[[[{}]]]]]] * 100},
+    ],
+)
+def test_what_an_extension_adds_never_makes_a_pack_that_cannot_be_read(tmp_path: Path, sampling: dict[str, Any]) -> None:
+    character, problems = examine_pack(write_pack(with_fields(extensions={"personae": {"sampling": sampling}}), tmp_path))
+    assert character is not None, problems
+
+
+@pytest.mark.parametrize("adapter", [{"file": []}, [{"file": {}}], {"file": 7}, {"file": None}, "x"])
+def test_an_adapter_whose_file_is_no_text_is_left_out(adapter: Any) -> None:
+    assert "adapter" not in with_fields(extensions={"personae": {"adapter": adapter}}).manifest
+
+
+def test_adapters_in_a_card_whose_names_mean_the_same_file_are_one() -> None:
+    names = ["a.gguf", "A.gguf", "a.gguf/b.gguf", "card.json/c.gguf", "lore-1.toml/d.gguf", "é" * 200 + ".gguf"]
+    files = {name: {"content": base64.b64encode(b"GGUF").decode()} for name in names}
+    assert set(with_fields(extensions={"personae": {"files": files}}).files) == {"card.json", "a.gguf"}
 
 
 def test_an_adapter_in_a_card_cannot_be_written_outside_or_over_another_file() -> None:

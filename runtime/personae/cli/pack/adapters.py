@@ -52,7 +52,7 @@ def _converted(source: Path, base: BaseShapes, path: Path) -> Ready:
     converted = to_lora(read_peft(source), base)
     write(converted, path)
     read_lora(path, base)
-    said = f"rank {converted.rank}, alpha {converted.alpha:g}, {len(converted.matrices)} matrices, converted for '{base.name}'"
+    said = f"rank {converted.rank}, alpha {converted.alpha:g}, {len(converted.matrices)} matrices, converted for {base.file}"
     return Ready(path, manifest_tables(converted, base, USUAL_FILE), said)
 
 

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from personae.cli.pack.check import refuse
+from personae.cli.pack.check import pack_path, refuse
 from personae.cli.pack.screen import Line, counted, folded, line, show
 from personae.errors import AskedWrong, OurBug, PersonaeError, WorldFailed
 from personae.packs.archive import MAX_ENTRIES
@@ -36,7 +36,7 @@ MOST_NAMED = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the pack")
+    parser.add_argument("folder", type=pack_path, metavar="FOLDER", help="of the pack")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"(default: FOLDER's name with {SUFFIX}, here)")
 
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         names = [name for name in files.names() if not is_junk(name)]
         left_out = sorted({*files.names(), *_hidden(folder)} - {*names})
         _write(files, names, output)
-    show(_built(output, folder, len(names), left_out, warnings))
+    show(_built(output, args.folder, len(names), left_out, warnings))
     return 0
 
 
@@ -76,13 +76,14 @@ def _hidden(folder: Path) -> Iterator[str]:
     return (entry.name for entry in islice(folder.iterdir(), MAX_ENTRIES) if is_hidden(entry.name))
 
 
-def _built(output: Path, folder: Path, n_files: int, left_out: list[str], warnings: list[PackProblem]) -> Iterator[Line]:
+def _built(output: Path, given: Path, n_files: int, left_out: list[str], warnings: list[PackProblem]) -> Iterator[Line]:
     yield from folded(f"Built {output}: {counted(n_files, 'file')}, {output.stat().st_size:,} bytes.", 0, "bold")
     if left_out:
         more = f" and {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
         yield from folded(f"Left out, as they are no part of the character: {', '.join(left_out[:MOST_NAMED])}{more}.", 0)
     if warnings:
-        yield line(f"{counted(len(warnings), 'warning')}: personae pack check {shlex.quote(str(folder))}", "warning")
+        yield line(f"{counted(len(warnings), 'warning')}: personae pack check {shlex.quote(str(given))}", "warning")
+    folder = Path(os.path.abspath(given))
     if output.absolute().parent == folder.parent:
         problem = f"It lies beside the folder, and both are '{pack_id(folder)}': a service plays one of them. Move one away."
         yield from folded(problem, 0, "warning")

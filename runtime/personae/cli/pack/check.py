@@ -16,13 +16,14 @@ from typing import Any, NoReturn
 
 from personae.cli.pack.fitting import budget_problems, model_problems
 from personae.cli.pack.measure import Measure, add_model_arguments, take_measure
+from personae.cli.pack.new import DEFAULT_INTO
 from personae.cli.pack.screen import Line, counted, folded, line, show
 from personae.errors import AskedWrong
 from personae.packs.character import Character, PackProblem
 from personae.packs.lint.adapters import lint_adapters
 from personae.packs.lint.pack import lint, merged
 from personae.packs.lint.places import placed
-from personae.packs.loader import examine_pack, pack_id, pack_paths
+from personae.packs.loader import examine_pack, pack_id, pack_paths, passed_over
 from personae.packs.manifest import FILE
 from personae.packs.store import AdapterStore
 
@@ -48,7 +49,9 @@ class Checked:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a pack's folder, a .persona archive, or a folder of packs")
+    parser.add_argument(
+        "paths", nargs="+", type=pack_path, metavar="PATH", help="a pack's folder, a .persona archive, or a folder of packs"
+    )
     add_model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors")
@@ -57,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     paths = list(dict.fromkeys(path for given in args.paths for path in packs_at(given)))
     measure = take_measure(args.model, args.ctx)
-    checked = [*check_all(paths, measure)]
+    checked = [*check_all(paths, measure, meant=frozenset(map(absolute, args.paths)))]
     of_model = model_problems(measure)
     if args.json:
         print(json.dumps(_report(checked, of_model, measure, args.strict)))
@@ -66,13 +69,26 @@ def run(args: argparse.Namespace) -> int:
     return _verdict(checked, strict=args.strict)
 
 
+def pack_path(text: str) -> Path:
+    """A pack on the command line: whoever names its manifest means the pack."""
+    path = Path(text)
+    return path.parent if path.name == FILE and path.is_file() else path
+
+
+def absolute(given: Path) -> Path:
+    """Links stay as they are, and ".." gets a name."""
+    return Path(os.path.abspath(given))
+
+
 def packs_at(given: Path) -> list[Path]:
     """The packs that a path on the command line means. AskedWrong when it means none."""
     if not given.exists():
         raise AskedWrong(
-            "bad_arguments", f"There is nothing at {given}.", "Give a pack's folder, a .persona archive, or a folder of packs."
+            "bad_arguments",
+            f"There is nothing at {given}.",
+            _meant(given) or "Give a pack's folder, a .persona archive, or a folder of packs.",
         )
-    whole = Path(os.path.abspath(given))  # ".." has a name too
+    whole = absolute(given)
     if not given.is_dir() or (given / FILE).exists():
         return [whole]
     try:
@@ -82,13 +98,14 @@ def packs_at(given: Path) -> list[Path]:
     return found or [whole]
 
 
-def check_all(paths: Sequence[Path], measure: Measure) -> Iterator[Checked]:
-    """Two of one folder that have one id cannot both be played: the later is an error."""
+def check_all(paths: Sequence[Path], measure: Measure, *, meant: frozenset[Path]) -> Iterator[Checked]:
+    """Two of one folder that have one id cannot both be played: both are errors. `meant`: paths that were given themselves."""
     ids = Counter((path.parent, pack_id(path)) for path in paths)
     store = AdapterStore()
     try:
         for path in paths:
-            problems = check_pack(path, measure, store)
+            passed = None if path in meant else passed_over(path)
+            problems = [passed] if passed else check_pack(path, measure, store)
             if ids[path.parent, pack_id(path)] > 1:
                 twice = PackProblem(pack_id(path), "", "", "has the same name as another pack here.", "Rename one of them, or remove it.")
                 problems.insert(0, twice)
@@ -107,11 +124,22 @@ def check_pack(path: Path, measure: Measure, store: AdapterStore) -> list[PackPr
 
 
 def usable(path: Path) -> Character:
-    """The character of one pack, for commands that need it to load. AskedWrong `pack_invalid`, after all of its errors were shown."""
+    """The character of one pack, for commands that need it to load.
+
+    AskedWrong `pack_missing`; `pack_invalid`, after all of its errors were shown.
+    """
+    if not path.exists():
+        raise AskedWrong("pack_missing", f"There is no pack at {path}.", _meant(path) or "Give a pack's folder, or a .persona archive.")
     character, problems = examine_pack(path)
     if character is None:
         refuse([problem for problem in problems if problem.is_error], problems[0].pack)
     return character
+
+
+def _meant(given: Path) -> str:
+    """A hint for who left out the folder of packs; "" where there is no such pack in it either."""
+    there = DEFAULT_INTO / given
+    return f"Did you mean {there}?" if there.exists() else ""
 
 
 def refuse(errors: list[PackProblem], pack: str) -> NoReturn:
@@ -132,8 +160,9 @@ def _verdict(checked: list[Checked], *, strict: bool) -> int:
 
 
 def _packs(some: list[Checked]) -> str:
-    names = ", ".join(f"'{one.pack}'" for one in some[:5])
-    return f"{'Pack' if len(some) == 1 else 'Packs'} {names}{' and others' if len(some) > 5 else ''}"
+    packs = list(dict.fromkeys(one.pack for one in some))
+    names = ", ".join(f"'{pack}'" for pack in packs[:5])
+    return f"{'Pack' if len(packs) == 1 else 'Packs'} {names}{' and others' if len(packs) > 5 else ''}"
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

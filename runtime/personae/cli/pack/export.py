@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from personae.cli.pack.check import usable
+from personae.cli.pack.check import pack_path, usable
 from personae.cli.pack.imported import note_lines
 from personae.cli.pack.screen import Line, folded, show
 from personae.errors import AskedWrong
@@ -16,7 +16,7 @@ from personae.packs.character import PackProblem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pack", type=Path, metavar="PACK", help="a pack's folder or a .persona archive")
+    parser.add_argument("pack", type=pack_path, metavar="PACK", help="a pack's folder or a .persona archive")
     parser.add_argument("--card", action="store_true", required=True, help="as a character card, version 3")
     parser.add_argument("--to", type=Path, metavar="FILE", help=".json, .png or .charx (default: PACK's name here, .png with a portrait)")
     parser.add_argument("--with-adapter", action="store_true", help="the adapters inside the card too; a .charx has them always")

@@ -19,6 +19,7 @@ from personae.service.roster import persona_of
 from personae.types import Limits
 
 MOST_KEYS = 3  # said at once to call an entry to mind
+MOST_NAMED = 8  # entries, in one problem
 _REMEDIES = {
     "style": "Shorten it to a sentence or two.",
     "examples": "Keep the best two or three, the best first.",
@@ -40,11 +41,12 @@ def budget_problems(character: Character, builder: PromptBuilder, n_ctx: int) ->
     """The core, as nothing can be said without it; then what is cut from a talk that has not begun; then lore that would come to mind."""
     try:
         builder.check(persona_of(character), room=room_of(character, n_ctx))
-        cuts = _cuts(character, builder, n_ctx)
+        receipt = _receipt(character, persona_of(character), [], builder, n_ctx)
     except AskedWrong as fault:
         yield PackProblem(character.id, FILE, "persona", fault.message, fault.hint)
         return
-    yield from (_cut_problem(character, cut, cut.part) for cut in cuts)
+    yield from (_cut_problem(character, cut, cut.part) for cut in receipt.cuts)
+    yield from _not_looked_at(character, receipt)
     for number, mood in enumerate(character.moods.values(), start=1):
         cuts = _cuts(character, builder, n_ctx, mood) if mood.style else ()
         yield from (_cut_problem(character, cut, f"moods[{number}].style") for cut in cuts if cut.part == "style")
@@ -99,6 +101,18 @@ def _of_keyed_lore(character: Character, builder: PromptBuilder, n_ctx: int) -> 
             said = f"has {note.tokens} tokens and does not fit, even alone: {note.why}"
             remedy = "Shorten it, or give lore more room with lore_rules.tokens."
         yield PackProblem(character.id, FILE, f"lore[{number}]", f"('{label(entry)}') {said}.", remedy, Severity.WARNING)
+
+
+def _not_looked_at(character: Character, receipt: Receipt) -> Iterator[PackProblem]:
+    """What a book has beyond its bounds: one problem for each bound."""
+    names: dict[str, list[str]] = {}
+    for note in receipt.lore:
+        if note.state is LoreState.LEFT_OUT and not note.tokens:
+            names.setdefault(note.why, []).append(f"'{note.name}'")
+    for why, labels in names.items():
+        told = ", ".join(labels[:MOST_NAMED]) + (", ..." if len(labels) > MOST_NAMED else "")
+        remedy = "Give the book fewer keys, plainer expressions or less text, or more than one character."
+        yield PackProblem(character.id, FILE, "lore", f"has {len(labels)} entries ({told}) that are {why}.", remedy, Severity.WARNING)
 
 
 def _as_words(entry: Lore) -> Lore:

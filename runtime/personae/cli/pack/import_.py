@@ -118,7 +118,12 @@ def _written(args: argparse.Namespace, draft: PackDraft, ready: Ready | None) ->
         tables = ready.tables_for(file)
         text = with_values(draft.text.decode("utf-8-sig"), tables).encode() if draft.text else b""
         draft = replace(draft, manifest={**draft.manifest, **tables}, files={**draft.files, file: ready.path}, text=text)
-    return write_pack(draft, args.into, replace=args.replace or _may_replace(args, draft.name))
+    try:
+        return write_pack(draft, args.into, replace=args.replace or _may_replace(args, draft.name))
+    except AskedWrong as fault:
+        if fault.code != "pack_exists":
+            raise
+        raise AskedWrong(fault.code, fault.message, "Name another with --name, or write over it with --replace.") from fault
 
 
 def _may_replace(args: argparse.Namespace, name: str) -> bool:

@@ -11,7 +11,7 @@ from personae.cli.pack.check import problem_lines
 from personae.cli.pack.screen import Line, counted, folded, line
 from personae.packs.character import Character, PackProblem
 from personae.packs.draft import PackDraft
-from personae.packs.lint.files import CARD_FILE
+from personae.packs.lint.files import CARD_FILE, lint_files
 from personae.packs.lint.lore import is_keyed
 from personae.packs.loader import examine_pack
 
@@ -37,6 +37,9 @@ def report(folder: Path, source: Path, about: str, draft: PackDraft, ready: Read
 
 def report_added(folder: Path, source: Path, file: str, ready: Ready) -> Iterator[Line]:
     yield from folded(f"{folder}: {source.name} is its adapter now, as {file} ({ready.said}).", 0, "bold")
+    unnamed = [problem.file for problem in lint_files(folder) if problem.field == "adapter"]
+    if unnamed:
+        yield from folded(f"No longer named: {', '.join(unnamed)}. Delete it when no running game speaks with it.", INDENT)
     yield from _next(folder)
 
 
@@ -63,7 +66,7 @@ def note_lines(notes: list[PackProblem], heading: str) -> Iterator[Line]:
     if notes:
         yield from folded(heading, INDENT)
     for note in notes[:MOST_NOTES]:
-        text = " ".join(part for part in (note.field, note.problem, note.remedy) if part)
+        text = " ".join(part for part in (note.field or "The card", note.problem, note.remedy) if part)
         yield from folded(text, INDENT + 2, "dim", first=" " * INDENT + "-")
     if len(notes) > MOST_NOTES:
         yield from folded(f"and {len(notes) - MOST_NOTES} more like these.", INDENT + 2)

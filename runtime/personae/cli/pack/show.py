@@ -9,10 +9,9 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from personae.cli.pack.check import usable
+from personae.cli.pack.check import pack_path, usable
 from personae.cli.pack.measure import DEFAULT_MODEL, NONE, Measure, add_model_arguments, take_measure
 from personae.cli.pack.screen import Line, folded, line, show, width
 from personae.cli.pack.sheet import Sheet, Shown, mood_of, sheet_of
@@ -37,7 +36,7 @@ _REPLY = "reply"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pack", type=Path, metavar="PATH", help="a pack's folder or a .persona archive")
+    parser.add_argument("pack", type=pack_path, metavar="PATH", help="a pack's folder or a .persona archive")
     parser.add_argument("--say", action="append", default=[], metavar="TEXT", help="what the player says; several times for several lines")
     parser.add_argument("--mood", metavar="NAME", help="one of the pack's moods")
     add_model_arguments(parser)
@@ -82,8 +81,9 @@ def _stretch(stretch: Shown, *, by_token: bool) -> Iterator[Line]:
     """`persona       23  You are Marta, ...`, as many lines as it takes."""
     style = COLOURS.get(stretch.part, "")
     head = f"{stretch.part:<{PART_WIDTH}}{len(stretch.tokens):>{COUNT_WIDTH}}  "
-    name = f"[{stretch.name}] " if stretch.name and stretch.part == "lore" else ""
-    text = name + (_by_token(stretch) if by_token else _visible("".join(stretch.pieces)))
+    whole = "".join(stretch.pieces)
+    name = f"[{stretch.name}] " if stretch.name and stretch.part == "lore" and not whole.strip().startswith(stretch.name) else ""
+    text = name + (_by_token(stretch) if by_token else _visible(whole))
     room = width() - len(head)
     for number, part in enumerate(textwrap.wrap(printable(text), room, drop_whitespace=not by_token, break_on_hyphens=False) or [""]):
         yield ((head if number == 0 else " " * len(head), "dim"), (part, style))

@@ -18,7 +18,7 @@ from personae.packs.cards.macros import MAX_TEXT
 
 MAX_ENTRIES = 5000  # looked at; a pack takes 1024, and the card keeps them all
 MAX_KEYS = 256  # of an entry, looked at
-MAX_PATTERNS = 2000  # of a book, tried: a pack may have 256, and trying one costs up to a millisecond
+MAX_PATTERNS = 2000  # of a book, tried: a pack may have 256, and trying one costs a millisecond, or ten with Unicode classes
 MAX_DECORATORS = 64  # lines in front of an entry's text
 
 # What is meant -> how it is spelled, the card's own spelling first.

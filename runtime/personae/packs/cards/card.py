@@ -75,15 +75,16 @@ def card_of_object(value: Any, source: str) -> Card:
     reading = _Reading(value, source)
     texts = {name: reading.text(name) for name in (*FIRST_TEXTS, *LATER_TEXTS)}
     if not any(texts[name].strip() for name in (*FIRST_TEXTS, "system_prompt", "post_history_instructions")):
-        is_book = "entries" in fields_of(value) or str(value.get("spec", "")).startswith("lorebook")
-        _refuse(source, "it is a lore book without a character" if is_book else "it has no name and no text")
+        if "entries" in fields_of(value) or str(value.get("spec", "")).startswith("lorebook"):
+            hint = "Put it into a card as its character_book, or write its entries as [[lore]] into a pack."
+            _refuse(source, "it is a lore book without a character", hint)
+        _refuse(source, "it has no name and no text")
     lists = {name: reading.list(name) for name in LISTS}
     version = reading.version()
     return Card(source, value, texts, lists, reading.extensions(), reading.book(), version, notes=tuple(reading.notes))
 
 
-def _refuse(source: str, why: str) -> Any:
-    hint = "A card is a JSON object with at least a name or a description."
+def _refuse(source: str, why: str, hint: str = "A card is a JSON object with at least a name or a description.") -> Any:
     raise AskedWrong("not_a_card", f"'{source}' is no character card: {why}.", hint)
 
 

@@ -16,13 +16,12 @@ from typing import BinaryIO
 from personae.errors import AskedWrong
 from personae.packs.archive import Archive
 from personae.packs.cards.card import note
-from personae.packs.cards.extension import MAX_FILE_BYTES, SUFFIX
+from personae.packs.cards.extension import CARD_FILE as CARD
+from personae.packs.cards.extension import MAX_FILE_BYTES, SUFFIX, places_beside
 from personae.packs.cards.json_text import MAX_BYTES as MAX_JSON_BYTES
 from personae.packs.character import PackProblem
-from personae.packs.draft import is_device
-from personae.packs.names import fault_in_name, folders_above, is_hidden
+from personae.packs.names import is_hidden
 
-CARD = "card.json"
 ASSETS = "assets/"
 ADAPTERS = "assets/personae/"  # ours: the pack's adapters
 OTHERS = "assets/charx/"  # in a pack: files that lay beside card.json
@@ -78,13 +77,6 @@ def name_in_pack(name: str) -> str:
     return name if name.startswith(ASSETS) else OTHERS + name
 
 
-def why_not_kept(name: str) -> str:
-    """Why a file cannot be one of a pack, as the end of a sentence; "" when it can."""
-    if fault := fault_in_name(name):
-        return fault
-    return "that is the name of a device" if any(map(is_device, name.split("/"))) else ""
-
-
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +108,7 @@ def _files(archive: Archive, place: str, source: str, notes: list[PackProblem]) 
         if name == place or is_hidden(name) or not name.startswith(top):
             continue
         within = name_in_pack(name.removeprefix(top))
-        why = why_not_kept(within) or room.why_not(within, entry.n_bytes)
+        why = room.why_not(within, entry.n_bytes)
         if not why:
             try:
                 content = archive.open(name).read()
@@ -133,17 +125,20 @@ class _Room:
     """What a pack still takes of an archive's files."""
 
     def __init__(self) -> None:
-        self._places: set[str] = set()  # files, and the folders above them: a pack's readers count both
+        self._places = places_beside()
+        self._most_places = len(self._places) + MAX_ASSETS
         self._bytes = {True: MAX_FILE_BYTES, False: MAX_ASSETS_BYTES}  # of adapters, of all else
 
     def why_not(self, name: str, n_bytes: int) -> str:
+        if fault := self._places.why_not(name):
+            return fault
         is_adapter = name.endswith(SUFFIX)
         if n_bytes > min(self._bytes[is_adapter], MAX_FILE_BYTES if is_adapter else MAX_ASSET_BYTES):
             return f"{n_bytes} bytes are more than there is room for"
-        if len(self._places | {name, *folders_above(name)}) > MAX_ASSETS:
+        if self._places.n_with(name) > self._most_places:
             return f"there are more than {MAX_ASSETS} files and folders"
         return ""
 
     def take(self, name: str, n_bytes: int) -> None:
-        self._places.update((name, *folders_above(name)))
+        self._places.take(name)
         self._bytes[name.endswith(SUFFIX)] -= n_bytes

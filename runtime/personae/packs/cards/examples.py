@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 SILENCE = "..."
 MAX_SPEECHES = 2000  # looked at
 
+_USER = re.compile(r"\{\{user\}\}|<user>", re.IGNORECASE)
 _START = re.compile(r"<start>|\[start\]|END_OF_DIALOG(?:UE)?", re.IGNORECASE)
 
 
@@ -20,7 +21,7 @@ def exchanges(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], l
     """((player, reply) of each exchange, what could not be read) of a card's text, placeholders as they are. `names`: of the character."""
     found: list[tuple[str, str]] = []
     lost: list[str] = []
-    speaker = _speaker(names)
+    speaker = _speaker(names, or_you=not _USER.search(text))
     for block in _START.split(text):
         player: list[str] = []
         reply: list[str] = []
@@ -47,11 +48,12 @@ def text_of(pairs: Sequence[tuple[str, str]]) -> str:
     return "\n".join(line for player, reply in pairs for line in ("<START>", f"{{{{user}}}}: {player}", f"{{{{char}}}}: {reply}"))
 
 
-def _speaker(names: Sequence[str]) -> re.Pattern[str]:
-    """A line's beginning that says who speaks: group 1 the player, group 2 the character."""
+def _speaker(names: Sequence[str], *, or_you: bool) -> re.Pattern[str]:
+    """A line's beginning that says who speaks: group 1 the player, group 2 the character. `or_you`: old cards say `You:`."""
+    user = _USER.pattern + ("|you" if or_you else "")
     own = "|".join(re.escape(name) for name in names if name)
     char = r"\{\{(?:char|bot)\}\}|<(?:bot|char)>" + (f"|{own}" if own else "")
-    return re.compile(rf"[ \t]*(?:(\{{\{{user\}}\}}|<user>)|({char}))[ \t]*:[ \t]?", re.IGNORECASE)
+    return re.compile(rf"[ \t]*(?:({user})|({char}))[ \t]*:[ \t]?", re.IGNORECASE)
 
 
 def _speeches(block: str, speaker: re.Pattern[str]) -> Iterator[tuple[bool | None, str]]:

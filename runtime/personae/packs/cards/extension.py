@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from personae.errors import AskedWrong
@@ -20,17 +20,37 @@ from personae.packs.cards.card import Card, fields_of
 from personae.packs.cards.fitting import Fitting
 from personae.packs.cards.json_text import Spelled
 from personae.packs.character import PackProblem
-from personae.packs.draft import is_device
-from personae.packs.names import fault_in_name, is_hidden
+from personae.packs.draft import Places
 from personae.packs.pack_files import PackFiles
+from personae.packs.toml_text import toml_text
 
 NAME = "personae"
 VERSION = 1
-KEYS = ("licence", "fallback", "stop", "sampling", "limits", "moods", "base", "adapter")
+# Of each as TOML. Those of moods may have to go when all are together, and the others always find room in a manifest.
+MAX_KEY_BYTES = {
+    "licence": 2000,
+    "fallback": 32_000,
+    "stop": 8000,
+    "sampling": 8000,
+    "limits": 8000,
+    "moods": form.MAX_BYTES,
+    "base": 8000,
+    "adapter": 16_000,
+}
+KEYS = tuple(MAX_KEY_BYTES)
 MAX_INLINE_BYTES = 8 * 1024 * 1024  # of all adapters within a card: base64 makes a third more of them, and readers take 16 MiB
 MAX_FILE_BYTES = 128 * 1024 * 1024  # of one adapter in a CHARX
 SUFFIX = ".gguf"
+CARD_FILE = "card.json"  # in a pack: the card it was made from
+LORE_FILES = tuple(f"lore-{n}.toml" for n in range(1, form.MAX_LORE_FILES + 1))
+PICTURE = "portrait.png"  # the one that the card was in
+ICONS = ("icon.png", "icon.jpg", "icon.webp")  # one that was in the card
 _CHUNK = 1024 * 1024
+
+
+def places_beside(files: Iterable[str] = ()) -> Places:
+    """Where a card's files may lie in a pack: beside `files` and what an import itself lays there."""
+    return Places((CARD_FILE, *LORE_FILES, PICTURE, *ICONS, *files))
 
 
 def extension_of(extensions: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -52,11 +72,13 @@ def pack_fields(card: Card, fitting: Fitting) -> dict[str, Any]:
 
 
 def pack_files(card: Card) -> dict[str, bytes]:
-    """Adapters within the card itself, by name within the pack. One that is damaged is left out."""
+    """Adapters within the card itself, by name within the pack. One that is damaged, or in another's place, is left out."""
     files: dict[str, bytes] = {}
+    places = places_beside(card.files)
     for name, said in _files(card.extensions):
         content = _content(said)
-        if content is not None and _is_name(name):
+        if content is not None and name.endswith(SUFFIX) and not places.why_not(name):
+            places.take(name)
             files[name] = content
     return files
 
@@ -128,11 +150,6 @@ def _content(said: Mapping[str, Any]) -> bytes | None:
     return content if content and is_right and len(content) <= MAX_INLINE_BYTES else None
 
 
-def _is_name(name: str) -> bool:
-    """Only adapters may come by this way, and nothing that could stand for another file of the pack."""
-    return name.endswith(SUFFIX) and not fault_in_name(name) and not is_hidden(name) and not any(map(is_device, name.split("/")))
-
-
 def _with_files(part: Any, files: set[str], fitting: Fitting) -> Any:
     """An adapter, a mood with its adapters, or a list of either, without adapters whose file did not come along. None: nothing is left."""
     if isinstance(part, list):
@@ -143,7 +160,7 @@ def _with_files(part: Any, files: set[str], fitting: Fitting) -> Any:
     if "adapter" in part:
         left = _with_files(part["adapter"], files, fitting)
         return {key: value for key, value in {**part, "adapter": left}.items() if value is not None}
-    if (file := part.get("file")) is None or file in files:
+    if (file := part.get("file")) is None or (isinstance(file, str) and file in files):
         return part
     remedy = "Copy the file into the pack and name it in character.toml."
     fitting.note(f"extensions.{NAME}.adapter", f"names {str(file)[:80]!r}, which is not in the card.", remedy)
@@ -153,9 +170,19 @@ def _with_files(part: Any, files: set[str], fitting: Fitting) -> Any:
 def _is_valid(key: str, value: Any, fitting: Fitting) -> bool:
     _, problems = form.check("", {"name": "x", "persona": "x", key: value})
     errors: list[PackProblem] = [problem for problem in problems if problem.is_error]
-    if errors:
-        fitting.note(f"extensions.{NAME}.{key}", f"{errors[0].field} {errors[0].problem}"[:200], "It was left out.")
-    return not errors
+    fault = f"{errors[0].field} {errors[0].problem}" if errors else _fault_in_text(key, value)
+    if fault:
+        fitting.note(f"extensions.{NAME}.{key}", fault[:200], "It was left out.")
+    return not fault
+
+
+def _fault_in_text(key: str, value: Any) -> str:
+    """Keys that the form does not know are kept, whatever they hold: it has to be what a manifest can be written with, and read."""
+    try:
+        form.decode(toml_text({key: value}).encode(), MAX_KEY_BYTES[key])
+    except ValueError as fault:
+        return f"{fault}."
+    return ""
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from personae.packs.cards.book_out import put_entries, put_rules, same
 from personae.packs.cards.card import BOOK_NAMES, OTHER_NAMES, Card, card_of_object, fields_of
 from personae.packs.cards.examples import text_of
 from personae.packs.cards.extension import KEYS, NAME, VERSION, adapters_in, extension_of, files_said
-from personae.packs.cards.fitting import Fitting
+from personae.packs.cards.fitting import Fitting, limit_of
 from personae.packs.cards.json_text import MAX_BYTES, read_json
 from personae.packs.cards.macros import Macros
 from personae.packs.cards.to_pack import CARD_FILE, depth_prompt, imported, lore_of
@@ -151,7 +151,16 @@ class _Export:
     def _lists(self) -> None:
         for key, field in _LISTS.items():
             if self._is_edited(key):
-                self._set(field, list(self._table.get(key, [])))
+                came = self._texts_as_they_came(key, field)
+                self._set(field, [came.get(text, text) for text in self._table.get(key, [])])
+
+    def _texts_as_they_came(self, key: str, field: str) -> Mapping[str, str]:
+        """A text of the manifest's list -> the card's, with its placeholders."""
+        origin = self._origin
+        if origin is None or key != "greetings":
+            return {}
+        fitted = ((self._fitting.text(text, limit_of("greeting"), field, spoken=True), text) for text in origin.lists[field])
+        return dict(fitted)
 
     def _examples(self) -> None:
         if self._is_edited("examples"):

@@ -86,10 +86,8 @@ def card_texts(content: bytes, source: str) -> list[Text]:
     """Texts that may be the card, the one to be preferred first."""
     found: list[Text] = []
     room = MAX_ALL_TEXTS_BYTES
-    for chunk in chunks(content, source):
-        keyword = _keyword(chunk)
-        if keyword.lower() not in CARD_KEYWORDS or len(found) == MAX_TEXTS:
-            continue
+    named = ((chunk, keyword) for chunk in chunks(content, source) if (keyword := _keyword(chunk)).lower() in CARD_KEYWORDS)
+    for chunk, keyword in islice(named, MAX_TEXTS):
         text = _unpacked(chunk.kind, bytes(chunk.content[len(keyword) + 1 :]))
         if text is None:
             continue

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,15 @@ from typing import Any, BinaryIO
 from personae.errors import AskedWrong
 from personae.packs.cards import charx, png
 from personae.packs.cards.card import Card, card_of_object, note, shown
+from personae.packs.cards.extension import PICTURE, places_beside
 from personae.packs.cards.json_text import read_json
 from personae.packs.character import PackProblem
 from personae.packs.names import plain
+from personae.packs.plain_files import open_plain
 
 MAX_FILE_BYTES = charx.MAX_BYTES
 MAX_PORTRAIT_BYTES = 8 * 1024 * 1024  # what a pack's may have
 MAX_SOURCE_CHARS = 120
-_PICTURE = "portrait.png"  # the one that the card was in
 # kind of image -> how its file begins
 _IMAGES = {"png": (0, png.SIGNATURE), "jpg": (0, b"\xff\xd8\xff"), "webp": (8, b"WEBPVP8")}
 _EMBEDDED = ("embeded://", "embedded://")  # the format's own spelling, and the right one
@@ -61,9 +61,9 @@ def card_from_bytes(content: bytes, source: str) -> Card:
 
 
 def _opened(path: Path, source: str) -> BinaryIO:
-    if not stat.S_ISREG(path.stat().st_mode):
+    stream = open_plain(path)
+    if stream is None:
         raise AskedWrong("card_unreadable", f"'{source}' is not a regular file.", "Give the path of a card.")
-    stream = path.open("rb")
     if (n_bytes := os.fstat(stream.fileno()).st_size) > MAX_FILE_BYTES:
         stream.close()
         raise AskedWrong("card_too_large", f"'{source}' has {n_bytes} bytes, more than {MAX_FILE_BYTES}.", "Make the card smaller.")
@@ -90,13 +90,15 @@ def _from_png(content: bytes, source: str) -> Card:
     card, notes = _card_in_png(content, source)
     if not png.is_whole(content, source):
         notes.append(note(source, "", "breaks off within its picture.", "The card was read; export or download it again for the picture."))
-    files = {_PICTURE: png.without_card(content, source)}
+    files = {PICTURE: png.without_card(content, source)}
+    places = places_beside()
     for path, asset in png.assets(content, source):
         name = plain(f"{charx.ASSETS}{path}{'' if '.' in path else '.bin'}")
-        if why := charx.why_not_kept(name):
+        if why := places.why_not(name):
             notes.append(note(source, path[:120], f"was left out: {why}.", "Copy it into the pack by hand."))
         else:
-            files.setdefault(name, asset)
+            places.take(name)
+            files[name] = asset
     return _with_files(card, files, notes)
 
 
@@ -144,10 +146,10 @@ def _from_charx(content: bytes, source: str) -> Card:
 def _with_files(card: Card, files: Mapping[str, bytes], notes: list[PackProblem]) -> Card:
     held = dict(files)
     portrait = next(_icons(card, held), "")
-    if _PICTURE in held and not portrait:
-        n_bytes = len(held[_PICTURE])
+    if PICTURE in held and not portrait:
+        n_bytes = len(held[PICTURE])
         problem = f"has {n_bytes} bytes, more than the {MAX_PORTRAIT_BYTES} of a portrait."
-        notes = [*notes, note(card.source, _PICTURE, problem, "It is in the pack and not named; make it smaller.")]
+        notes = [*notes, note(card.source, PICTURE, problem, "It is in the pack and not named; make it smaller.")]
     return replace(card, files=held, portrait=portrait, notes=(*card.notes, *notes))
 
 
@@ -157,7 +159,7 @@ def _icons(card: Card, files: dict[str, bytes]) -> Iterator[str]:
         name = _file_of(asset.get("uri"), files)
         if name and _is_portrait(files[name]):
             yield name
-    yield from (name for name in files if name == _PICTURE and _is_portrait(files[name]))
+    yield from (name for name in files if name == PICTURE and _is_portrait(files[name]))
 
 
 def _icon_assets(assets: Any) -> list[Mapping[str, Any]]:
@@ -179,7 +181,7 @@ def _file_of(uri: Any, files: dict[str, bytes]) -> str:
     if uri.startswith("__asset:"):
         path = f"{charx.ASSETS}{uri.removeprefix('__asset:')}"
         return next((name for name in (path, f"{path}.bin") if name in files), "")
-    return _PICTURE if uri == "ccdefault:" and _PICTURE in files else ""
+    return PICTURE if uri == "ccdefault:" and PICTURE in files else ""
 
 
 def _from_address(uri: str, files: dict[str, bytes]) -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import PurePath
 from typing import Any
 
@@ -31,7 +32,8 @@ from personae.packs import manifest as form
 from personae.packs.cards.book import Entry, entries_of, n_entries, rules_of
 from personae.packs.cards.card import Card
 from personae.packs.cards.examples import exchanges
-from personae.packs.cards.extension import pack_fields, pack_files, without_content
+from personae.packs.cards.extension import CARD_FILE as CARD_FILE
+from personae.packs.cards.extension import LORE_FILES, pack_fields, pack_files, without_content
 from personae.packs.cards.fitting import KEPT, Fitting, cut, limit_of, most, within
 from personae.packs.cards.json_text import json_text
 from personae.packs.cards.macros import MAX_TEXT, Macros
@@ -40,10 +42,9 @@ from personae.packs.draft import PackDraft, folder_name
 from personae.packs.manifest import Example, Lore, LoreRules
 from personae.packs.toml_text import toml_text
 
-CARD_FILE = "card.json"
 MAX_LORE_IN_MANIFEST = 64  # entries; a longer book is easier to edit in a file of its own
-MAX_LORE_CHARS_IN_MANIFEST = 32_000
-_LORE_FILE_CHARS = form.MAX_LORE_FILE_BYTES // 6  # a character of a TOML file takes at most six bytes
+MAX_LORE_BYTES_IN_MANIFEST = 32_000
+LORE_FILE_BYTES = 512 * 1024  # a file that an editor opens at once
 _NOTHING_SAID = "Nobody has said more about you yet."
 
 
@@ -190,8 +191,20 @@ def lore_of(book: Mapping[str, Any], fitting: Fitting) -> list[tuple[Entry, dict
         )
     if len(kept) < len(there):
         fitting.note("character_book.entries", f"has {n} entries, more than {form.MAX_LORE}: so many were taken.", KEPT)
+    kept = _bound_bytes(kept, fitting)
     _bound_patterns([table for _, table in kept], fitting)
     return kept
+
+
+def _bound_bytes(kept: list[tuple[Entry, dict[str, Any]]], fitting: Fitting) -> list[tuple[Entry, dict[str, Any]]]:
+    if sum(_n_bytes(table) for _, table in kept) <= form.MAX_LORE_BYTES:
+        return kept
+    in_order = sorted(kept, key=lambda pair: not pair[0].enabled)
+    sizes = accumulate(_n_bytes(table) for _, table in in_order)
+    fitted = [pair for pair, n_bytes in zip(in_order, sizes, strict=True) if n_bytes <= form.MAX_LORE_BYTES]
+    problem = f"has more than {form.MAX_LORE_BYTES} bytes: {len(fitted)} of {len(kept)} entries were taken."
+    fitting.note("character_book.entries", problem, KEPT)
+    return fitted
 
 
 def _lore_table(entry: Entry, fitting: Fitting) -> dict[str, Any]:
@@ -201,7 +214,7 @@ def _lore_table(entry: Entry, fitting: Fitting) -> dict[str, Any]:
     if not text:
         return {}
     for said in entry.said:
-        fitting.note(place, f"{said}.", KEPT)
+        fitting.note(place, f"is not quite the same: {said}.", KEPT)
     table = {
         "name": fitting.line(entry.name, most(Lore, "name"), f"{place}.name"),
         "text": text,
@@ -240,18 +253,19 @@ def _fitted_keys(keys: tuple[str, ...], regex: bool, name: str, place: str, fitt
 
 def _bound_patterns(tables: list[dict[str, Any]], fitting: Fitting) -> None:
     """A pack may have so many regular expressions; entries beyond that are kept switched off, their keys as words."""
-    n = 0
+    n = n_classes = 0
     for table in tables:
         if table.get("regex"):
-            n_own = len(table.get("keys", ())) + len(table.get("secondary", ()))
-            if n + n_own > form.MAX_REGEX_KEYS:
+            own = [*table.get("keys", ()), *table.get("secondary", ())]
+            own_classes = sum(map(patterns.classes_in, own))
+            if n + len(own) > form.MAX_REGEX_KEYS or n_classes + own_classes > form.MAX_REGEX_CLASSES:
                 del table["regex"]
                 table["enabled"] = False
-                fitting.note(
-                    "character_book.entries", f"has more than {form.MAX_REGEX_KEYS} regular expressions.", "The others are switched off."
-                )
+                problem = f"has more than {form.MAX_REGEX_KEYS} regular expressions, or {form.MAX_REGEX_CLASSES} Unicode classes in them."
+                fitting.note("character_book.entries", problem, "The others are switched off.")
             else:
-                n += n_own
+                n += len(own)
+                n_classes += own_classes
 
 
 def _rules(book: Mapping[str, Any], fitting: Fitting) -> dict[str, int]:
@@ -270,30 +284,28 @@ def _shown(number: int) -> str:
 
 def _in_files(lore: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """(`lore` or `lore_files` of the manifest, the files)"""
-    if len(lore) <= MAX_LORE_IN_MANIFEST and sum(map(_size, lore)) <= MAX_LORE_CHARS_IN_MANIFEST:
+    if len(lore) <= MAX_LORE_IN_MANIFEST and sum(map(_n_bytes, lore)) <= MAX_LORE_BYTES_IN_MANIFEST:
         return {"lore": lore} if lore else {}, {}
-    files: dict[str, bytes] = {}
-    for batch in _batches(lore):
-        files[f"lore-{len(files) + 1}.toml"] = toml_text({"lore": batch}).encode()
+    files = {name: toml_text({"lore": batch}).encode() for name, batch in zip(LORE_FILES, _batches(lore), strict=False)}
     return {"lore_files": list(files)}, files
 
 
 def _batches(lore: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Of at most LORE_FILE_BYTES, any two neighbours of more: nine at the most, of all the lore that there may be."""
     batches: list[list[dict[str, Any]]] = [[]]
-    size = 0
+    room = LORE_FILE_BYTES
     for table in lore:
-        size += _size(table)
-        if size > _LORE_FILE_CHARS and batches[-1]:
+        room -= (n_bytes := _n_bytes(table))
+        if room < 0:
             batches.append([])
-            size = _size(table)
+            room = LORE_FILE_BYTES - n_bytes
         batches[-1].append(table)
-    return batches[: form.MAX_LORE_FILES]
+    return batches
 
 
-def _size(table: dict[str, Any]) -> int:
-    """Characters of an entry as it is written, about."""
-    keys = (*table.get("keys", ()), *table.get("secondary", ()))
-    return 200 + len(table["text"]) + len(table.get("name", "")) + sum(len(key) + 6 for key in keys)
+def _n_bytes(table: dict[str, Any]) -> int:
+    """Of an entry as it stands in a file: 24 to 400,000."""
+    return len(toml_text({"lore": [table]}).encode()) + 1
 
 
 # --- the manifest as a whole --------------------------------------------------------------------------------------

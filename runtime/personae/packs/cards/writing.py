@@ -53,7 +53,8 @@ def card_v2(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(pack: PackFiles, with_adapter: bool) -> tuple[bytes, list[PackProblem]]:
-    return json_text(card_from(pack, with_content=with_adapter)).encode(), list(_not_carried(pack, with_adapter))
+    notes = [*_no_picture(pack), *_not_carried(pack, with_adapter)]
+    return json_text(card_from(pack, with_content=with_adapter)).encode(), notes
 
 
 def _png(pack: PackFiles, with_adapter: bool) -> tuple[bytes, list[PackProblem]]:
@@ -85,7 +86,12 @@ def _not_carried(pack: PackFiles, with_adapter: bool) -> Iterator[PackProblem]:
     names = [] if with_adapter else adapters_in(manifest_of(pack))
     if names:
         problem = f"names {', '.join(map(repr, names[:4]))}, whose content is not in it."
-        yield note(pack.path.name, "adapter", problem, "Export it as .charx, or ask for the adapter within the card.")
+        yield note(pack.path.name, "adapter", problem, "Export it as .charx, or with --with-adapter.")
+
+
+def _no_picture(pack: PackFiles) -> Iterator[PackProblem]:
+    if portrait := manifest_of(pack).get("portrait"):
+        yield note(pack.path.name, "portrait", f"is {str(portrait)!r}, and JSON holds no picture.", "Export it as .png or .charx.")
 
 
 def _picture(pack: PackFiles) -> tuple[bytes, list[PackProblem]]:

@@ -22,6 +22,7 @@ MOST_NAMED = 20  # files that are listed one by one
 _JUNK = re.compile(r"^(thumbs\.db|desktop\.ini|.*~|.*\.(bak|orig|rej|swp|tmp|temp|part|crdownload))$", re.IGNORECASE)
 _HIDDEN_JUNK = (".DS_Store", ".git", ".svn", ".idea", ".vscode")
 _EXPECTED = re.compile(r"^(readme|licen[sc]e|notice|copying|credits|changelog)(\.\w+)?$", re.IGNORECASE)
+_LOADER_SAYS = ("pack_missing", "pack_archive", "pack_incomplete", "pack_too_many_files")
 _ENDINGS = ((b"\x89PNG", ("png",)), (b"\xff\xd8\xff", ("jpg", "jpeg")), (b"RIFF", ("webp",)))  # of a portrait, by how it begins
 
 
@@ -43,7 +44,8 @@ def lint_files(path: Path) -> Iterator[PackProblem]:
             if LINES_FILE in names:
                 yield from lint_lines(pack, files.read(LINES_FILE, MAX_LINES_BYTES))
     except AskedWrong as fault:
-        yield PackProblem(pack, "", "", fault.message, fault.hint, Severity.WARNING)
+        if fault.code not in _LOADER_SAYS:
+            yield PackProblem(pack, "", "", fault.message, fault.hint, Severity.WARNING)
 
 
 def named_in(table: Mapping[str, Any]) -> frozenset[str]:

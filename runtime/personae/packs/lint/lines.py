@@ -11,6 +11,7 @@ from personae.packs.character import PackProblem, Severity
 LINES_FILE = "lines.jsonl"
 MAX_BYTES = 16 * 1024 * 1024
 MAX_LINE = 64 * 1024  # characters
+STARTED = 2  # lines that `personae pack new` writes to show their form: nobody has begun yet
 ENOUGH = 40  # lines: fewer teach a voice by heart instead of its manner
 MOST_TOLD = 10  # broken lines; the others come to light when these are put right
 PLAYER_KEYS = ("player", "user")  # "user": as the first packs have it
@@ -42,7 +43,7 @@ def lint_lines(pack: str, content: bytes) -> Iterator[PackProblem]:
 def _summed_up(pack: str, n_good: int, n_broken: int) -> Iterator[PackProblem]:
     if n_broken > MOST_TOLD:
         yield _problem(pack, "", f"has {n_broken - MOST_TOLD} more such lines.", "Put the first ones right and check again.")
-    if n_good < ENOUGH:
+    if n_good < ENOUGH and (n_broken or n_good != STARTED):
         counted = f"{n_good} usable line{'' if n_good == 1 else 's'}"
         remedy = "Write more, or remove the file: it is for training."
         yield _problem(pack, "", f"has {counted}; a voice wants {ENOUGH} or more.", remedy)

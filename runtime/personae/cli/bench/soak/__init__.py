@@ -1,15 +1,20 @@
 """Whether the service stays right for as long as one likes: a thousand NPCs on sixteen slots, and clients with bad manners.
 
 Players talk, break in, cancel, rewrite histories, save, restore, flood the queue, fall silent and die; the engine is killed now and then.
+Packs change under them: other words, other adapters, new packs, broken ones, packs that go and come back.
 Memory is short everywhere: contexts of a few lines, fewer adapters than voices, little host memory. Meanwhile and afterwards:
 
 - every request gets exactly one terminal message, and the text of a reply is its deltas;
 - a referee judges every order to the engine (scheduler/referee.py); everything is recorded, and played again at the end, where the
   scheduler must take the same decisions and `validate()` must pass after every event;
+- text and voice of a turn are of one version of its pack: of the new one when it was asked after that was told, and it ends as it began;
+  every swap is told once, and an NPC is refused only while its pack is away or being swapped (playbill.py);
+- adapters of old versions are out of memory, and out of the folder where archives are unpacked;
 - each NPC is told a secret, which is in no prompt and no reply of another;
 - when all have had their say, no turn waits and no slot is at work;
 - memory is flat after warm-up;
-- half-way and at the end the service is started again over its state, with other words in the packs, and every history is as it was.
+- half-way and at the end the service is started again over its state, with other words in the packs and one pack away, and when that is
+  back every history is as it was.
 """
 
 from __future__ import annotations
@@ -25,11 +30,15 @@ from typing import Any
 import numpy as np
 
 from personae.cli.bench.options import add_count, add_format, whole
-from personae.cli.bench.soak.cast import TRADES, VOICES, Secrets, write_packs
+from personae.cli.bench.soak.cast import TRADES, Secrets, bystander_of, npc_name, packs_of, trade_of
+from personae.cli.bench.soak.failures import Failures
 from personae.cli.bench.soak.inn import Inn
 from personae.cli.bench.soak.moves import Moves
+from personae.cli.bench.soak.passing import PassingFolder
+from personae.cli.bench.soak.playbill import Playbill
 from personae.cli.bench.soak.players import Asked, Crowd
-from personae.cli.bench.soak.watch import Failures, Scales
+from personae.cli.bench.soak.swaps import N_VOICES, Swaps
+from personae.cli.bench.soak.watch import Scales
 from personae.cli.models import AUTO, FAKE
 from personae.cli.rerun import Broken, Rerun
 from personae.config import ServiceConfig
@@ -44,7 +53,9 @@ QUIET_S = 90.0  # for all that is open to end, once nobody asks any more
 ASKED_AT_ONCE = 40
 FAKE_STEP_MS = 4.0
 KILLS_EVERY_S, KILLS = 17.0, 8  # of the engine, at the most: where it is killed all the time, nobody has his say
-NOT_DONE = ["Packs are swapped where the service starts again: it does not read them anew while it runs."]
+MAX_ADAPTERS = 4
+ADAPTERS_IN_RAM = 3.5  # of the size of one: less than packs name, and less than the voice of one of them
+NOT_DONE: list[str] = []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,35 +93,54 @@ class Soak:
         self._args, self._folder = args, folder
         self._failures, self._scales, self._totals = Failures(), Scales(), Totals()
         self._random = Random(args.seed)
-        self._npcs = [f"npc-{i:04d}" for i in range(args.npcs)]
-        self._secrets = Secrets(self._npcs, self._random)
+        self._npcs = [npc_name(i) for i in range(args.npcs)]
+        self._bystanders = [bystander_of(trade) for trade in TRADES]
+        self._secrets = Secrets([*self._npcs, *self._bystanders], self._random)
+        self._playbill = Playbill(packs_of(args.npcs), self._failures)
+        self._passing = PassingFolder(folder / "passing")
         model, adapters = _model(args, folder)
-        self._adapters = adapters
-        self._config = _config(args, folder, model)
+        self._config = _config(args, folder, model, max(path.stat().st_size for path in adapters))
         self._vocabulary = make_vocabulary(model)
-        self._crowd = Crowd(PLAYERS, self._secrets, self._failures)
-        self._moves = Moves(self._crowd, self._npcs, self._secrets, self._random, max(KILLS_EVERY_S, args.minutes * 60 / KILLS))
+        self._crowd = crowd = Crowd(PLAYERS, self._secrets, self._playbill, self._failures)
+        self._swaps = Swaps(folder / "characters", adapters, crowd, self._playbill, self._secrets, self._failures, self._random)
+        crowd.hear_packs, crowd.lose_ear = self._swaps.hear, self._swaps.forget
+        kill_every_s = max(KILLS_EVERY_S, args.minutes * 60 / KILLS)
+        self._moves = Moves(crowd, self._npcs, self._secrets, self._swaps, self._random, kill_every_s)
         self._stats: dict[str, Any] = {}
+        self._most_unpacked = 0
 
     def run(self) -> dict[str, Any]:
         began_s = time.monotonic()
         histories: dict[str, Any] = {}
-        for phase in range(PHASES + 1):
-            inn = self._open(phase)
-            try:
-                self._greet(inn)
-                if phase == 0:
-                    self._spawn_all()
-                else:
-                    self._compare(histories, self._histories())
-                if phase < PHASES and not self._is_over:
-                    self._play(self._args.minutes * 60 / PHASES)
-                    self._quiesce()
-                    histories = self._histories()
-            finally:
-                self._end(inn)
+        with self._passing:
+            for phase in range(PHASES + 1):
+                if self._is_over:
+                    break
+                inn = self._open(phase)
+                try:
+                    histories = self._perform(inn, phase, histories)
+                finally:
+                    self._end(inn)
         self._crowd.close()
         return self._report(time.monotonic() - began_s)
+
+    def _perform(self, inn: Inn, phase: int, histories: dict[str, Any]) -> dict[str, Any]:
+        """`histories`: how the service before left them. Returns how this one does."""
+        self._greet(inn)
+        if phase == 0:
+            self._spawn_all()
+        else:
+            self._swaps.is_quiet = True
+            self._mend_packs()
+            self._compare(histories, self._histories())
+            self._swaps.is_quiet = False
+        if phase == PHASES:
+            return histories
+        self._play(self._args.minutes * 60 / PHASES)
+        self._mend_packs()
+        self._quiesce()
+        self._look_for_leftovers(inn)
+        return self._histories()
 
     # --- one run of the service -------------------------------------------------------------------------------------------
 
@@ -120,9 +150,11 @@ class Soak:
         return self._failures.n > 0
 
     def _open(self, phase: int) -> Inn:
-        write_packs(self._folder / "characters", self._adapters, 1200 + phase)
+        if phase > 0:
+            self._swaps.take_one_away()
+        self._swaps.open()
         config = replace(self._config, record=self._folder / f"run-{phase}.record")
-        return Inn(config, self._vocabulary, self._secrets, self._failures)
+        return Inn(config, self._vocabulary, self._secrets, self._playbill, self._failures)
 
     def _greet(self, inn: Inn) -> None:
         self._crowd.endpoint, self._crowd.engine, self._crowd.is_warm = inn.endpoint, {}, False
@@ -137,6 +169,28 @@ class Soak:
             self._moves.make_one()
             self._crowd.listen()
             self._scales.weigh(self._crowd.engine.get("pid"))
+
+    def _mend_packs(self) -> None:
+        """All that was done to packs is told, and all of them are there and whole."""
+        for is_mended in (False, True):
+            self._crowd.listen_until(lambda: self._playbill.all_settled, QUIET_S)
+            if not is_mended and not self._is_over:
+                self._swaps.mend_all()
+
+    def _look_for_leftovers(self, inn: Inn) -> None:
+        """Nothing is at work: what is in memory is named by a pack, and what was unpacked is an archive's that is there."""
+        if self._is_over:
+            return
+        self._swaps.is_quiet = True
+        self._swaps.change_one()
+        self._crowd.listen_until(lambda: self._playbill.all_settled, QUIET_S)
+        self._swaps.is_quiet = False
+        stale = inn.watcher.referee.engine.adapters.resident - self._swaps.named
+        if stale:
+            self._failures.note(f"{len(stale)} adapters are in memory that no pack names any more.")
+        if not self._crowd.listen_until(lambda: self._passing.n_adapters() <= self._swaps.n_unpacked, QUIET_S):
+            self._failures.note(f"{self._passing.n_adapters()} adapters lie unpacked, and archives name {self._swaps.n_unpacked}.")
+        self._most_unpacked = max(self._most_unpacked, self._passing.n_adapters())
 
     def _quiesce(self) -> None:
         """Nobody asks any more. All that was asked is answered, and then nothing is at work."""
@@ -160,6 +214,8 @@ class Soak:
         for player in self._crowd.players:
             self._crowd.hang_up(player)
         inn.stop()
+        if self._passing.n_adapters():
+            self._failures.note(f"{self._passing.n_adapters()} adapters lie unpacked when the service has ended.")
         referee, totals = inn.watcher.referee, self._totals
         if not inn.watcher.is_broken:
             for sentence in referee.owed():
@@ -198,7 +254,8 @@ class Soak:
                 return
 
     def _spawn_all(self) -> None:
-        spawns = [{"npc": npc, "character": TRADES[i % len(TRADES)]} for i, npc in enumerate(self._npcs)]
+        spawns = [{"npc": npc, "character": trade_of(i)} for i, npc in enumerate(self._npcs)]
+        spawns += [{"npc": bystander_of(trade), "character": trade} for trade in TRADES]
         self._ask_all("spawn", spawns, None)
 
     def _histories(self) -> dict[str, Any]:
@@ -209,7 +266,7 @@ class Soak:
             found.setdefault(done["npc"], {})[asked.kind] = done["lines"] if asked.kind == "history" else done["memories"]
 
         for kind in ("history", "memories"):
-            self._ask_all(kind, [{"npc": npc} for npc in self._npcs], note)
+            self._ask_all(kind, [{"npc": npc} for npc in (*self._npcs, *self._bystanders)], note)
         return found
 
     def _compare(self, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -240,6 +297,13 @@ class Soak:
             "finishes": dict(sorted(crowd.finishes.items())),
             "fallbacks": crowd.fallbacks,
             "errors": dict(sorted(crowd.errors.items())),
+            "swaps": dict(sorted(self._swaps.made.items())),
+            "n_swaps": self._swaps.made.total(),
+            "removals": self._swaps.made["removed"] + self._swaps.made["guest_left"],
+            **self._playbill.report(),
+            "adapter_ram": self._config.adapter_ram,
+            "most_adapter_bytes": crowd.most_adapter_bytes,
+            "most_unpacked": self._most_unpacked,
             "engine_kills": self._moves.made["kill_engine"],
             "service_restarts": PHASES,
             "events": totals.events,
@@ -267,24 +331,29 @@ def _at_work(stats: dict[str, Any]) -> dict[str, int]:
 
 def _of_interest(stats: dict[str, Any]) -> dict[str, Any]:
     scheduler = stats.get("scheduler", {})
-    return {name: value for name, value in scheduler.items() if name in ("evictions", "parked", "host", "pauses", "copies", "reuse", "kv")}
+    return {
+        name: value
+        for name, value in scheduler.items()
+        if name in ("evictions", "parked", "host", "pauses", "copies", "reuse", "kv", "adapters")
+    }
 
 
-def _config(args: argparse.Namespace, folder: Path, model: str) -> ServiceConfig:
-    """Everything is short: it is at its limits that a service goes wrong."""
+def _config(args: argparse.Namespace, folder: Path, model: str, adapter_bytes: int) -> ServiceConfig:
+    """Everything is short: it is at its limits that a service goes wrong. `adapter_bytes`: of one."""
     engine = EngineSettings(
-        model=model, n_slots=args.slots, n_ctx=args.ctx, threads=physical_cores(), max_adapters=VOICES - 2, fake_step_ms=FAKE_STEP_MS
+        model=model, n_slots=args.slots, n_ctx=args.ctx, threads=physical_cores(), max_adapters=MAX_ADAPTERS, fake_step_ms=FAKE_STEP_MS
     )
     return ServiceConfig(
         engine=engine,
         characters=folder / "characters",
         state=folder / "state",
         kv_ram=24_000 if model == FAKE else Path(model).stat().st_size // 3,
+        adapter_ram=int(adapter_bytes * ADAPTERS_IN_RAM),
         heartbeat_ms=2_000,
         drain_ms=500,
         max_queue=32,
         max_history_lines=40,
-        max_npcs=args.npcs + 8,
+        max_npcs=args.npcs + 64,
         seed=args.seed,
         engine_restarts=1000,
         restart_backoff_ms=(100, 500),
@@ -294,12 +363,12 @@ def _config(args: argparse.Namespace, folder: Path, model: str) -> ServiceConfig
 def _model(args: argparse.Namespace, folder: Path) -> tuple[str, list[Path]]:
     """What the engine is to load, and an adapter for each voice."""
     if args.model == FAKE:
-        return FAKE, [_small_adapter(folder / f"{i}.gguf", i) for i in range(VOICES)]
+        return FAKE, [_small_adapter(folder / f"{i}.gguf", i) for i in range(N_VOICES)]
     from personae.cli.bench.stage import Stage, model_file
 
     model = model_file(args, physical_cores())
     with Stage(model, physical_cores()) as stage:
-        return str(model), stage.random_adapters([4] * VOICES, folder)
+        return str(model), stage.random_adapters([4] * N_VOICES, folder)
 
 
 def _small_adapter(path: Path, seed: int) -> Path:

@@ -5,36 +5,39 @@ A secret is what shows that one NPC's talk has got into another's: it is said to
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import string
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
 TRADES = ("guard", "smith", "cook", "miller", "priest", "hunter", "nurse", "thief")
-VOICES = 6  # of the characters that have an adapter of their own; the others speak as the base does
 SECRET = re.compile("zq[a-z]{10}")
-FALLBACKS = ("Not now.", "Give me a moment, will you?")
+WANDERS_EVERY = 5
 
 
-def write_packs(folder: Path, adapters: Sequence[Path], year: int) -> None:
-    """All characters, in place of what they were. From one `year` to the next they have other words, and the voices go round."""
-    for i, trade in enumerate(TRADES):
-        pack = folder / trade
-        pack.mkdir(parents=True, exist_ok=True)
-        persona = f"You are the {trade} of the old town in the year {year}. You know everybody here, and you like to talk."
-        lines = [
-            "manifest = 1",
-            f"name = {json.dumps(trade.title())}",
-            f"persona = {json.dumps(persona)}",
-            f"fallback = {json.dumps(FALLBACKS if i % 2 else [])}",
-        ]
-        if i < len(adapters):
-            lines += ["[adapter]", 'file = "voice.gguf"']
-            shutil.copyfile(adapters[(i + year) % len(adapters)], pack / "voice.gguf")
-        (pack / "character.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+def npc_name(number: int) -> str:
+    return f"npc-{number:04d}"
+
+
+def bystander_of(trade: str) -> str:
+    """The NPC of a trade that players leave alone."""
+    return f"bystander-{trade}"
+
+
+def trade_of(number: int) -> str:
+    """Of what an NPC is made at first."""
+    return TRADES[number % len(TRADES)]
+
+
+def is_wanderer(number: int) -> bool:
+    """Whether it may be made of another trade later. Of the others it is known all the time whose pack they speak by."""
+    return number % WANDERS_EVERY == 0
+
+
+def packs_of(npcs: int) -> dict[str, str]:
+    """npc -> its pack, of those who keep to it."""
+    settled = {npc_name(number): trade_of(number) for number in range(npcs) if not is_wanderer(number)}
+    return settled | {bystander_of(trade): trade for trade in TRADES}
 
 
 class Secrets:

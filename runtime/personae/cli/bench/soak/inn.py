@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from personae.cli.bench.soak.cast import Secrets
-from personae.cli.bench.soak.watch import Failures, Watcher
+from personae.cli.bench.soak.failures import Failures
+from personae.cli.bench.soak.playbill import Playbill
+from personae.cli.bench.soak.watch import Watcher
 from personae.config import ServiceConfig
 from personae.engine.backend import Vocabulary
 from personae.errors import WorldFailed
@@ -25,7 +27,7 @@ END_S = 30.0
 class Inn:
     """One run of the service. What it records is at `config.record`."""
 
-    def __init__(self, config: ServiceConfig, vocabulary: Vocabulary, secrets: Secrets, failures: Failures) -> None:
+    def __init__(self, config: ServiceConfig, vocabulary: Vocabulary, secrets: Secrets, playbill: Playbill, failures: Failures) -> None:
         """Returns when it is warm. Raises what kept it from starting."""
         assert config.record is not None
         self.record: Path = config.record
@@ -34,7 +36,7 @@ class Inn:
         self._watch: Watcher | None = None
         self._service = Service(config, announce=self._lines.put, witness=self)
         # The recorder has written its header: what the scheduler is told stands there.
-        self._watch = Watcher(Record(config.record).header.config, vocabulary, secrets, failures)
+        self._watch = Watcher(Record(config.record).header.config, vocabulary, secrets, playbill, failures)
         self._thread = threading.Thread(target=self._run, name="personae-service", daemon=True)
         self._thread.start()
         self._await("ready")

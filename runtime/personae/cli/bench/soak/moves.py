@@ -11,8 +11,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from personae.cli.bench.soak.cast import TRADES, Secrets
+from personae.cli.bench.soak.cast import TRADES, Secrets, is_wanderer, trade_of
 from personae.cli.bench.soak.players import Asked, Crowd, Player
+from personae.cli.bench.soak.swaps import Swaps
+from personae.cli.bench.soak.wardrobe import MOODS
 
 HOT = 40  # NPCs that are talked to most; with more of them than slots, none is in its slot for long
 OPEN = 28  # turns that are kept open: more than slots
@@ -33,13 +35,14 @@ SPEAKERS = (None, None, None, "Mira", "Old Tom")
 
 
 class Moves:
-    """`kill_every_s`: how long an engine is left alive."""
+    """`npcs`: by their numbers. `kill_every_s`: how long an engine is left alive."""
 
-    def __init__(self, crowd: Crowd, npcs: list[str], secrets: Secrets, random: Random, kill_every_s: float) -> None:
+    def __init__(self, crowd: Crowd, npcs: list[str], secrets: Secrets, swaps: Swaps, random: Random, kill_every_s: float) -> None:
         self.made: Counter[str] = Counter()
         self._crowd = crowd
         self._npcs = npcs
         self._secrets = secrets
+        self._swaps = swaps
         self._random = random
         self._kill_every_s = kill_every_s
         self._due_s = 0.0
@@ -66,6 +69,7 @@ class Moves:
         """If it is time for one, and anybody is there to make it."""
         self._bring_back()
         self._kill_engine_when_due()
+        self._swaps.make_one()
         players = self._crowd.living()
         if not players:
             return
@@ -102,11 +106,15 @@ class Moves:
             "max_seconds": random.choice((1.0, 20.0, 20.0)),
             "max_kv": random.choice((None,) * 9 + (300,)),
             "deadline": self._deadline(),
+            "mood": self._mood(),
             "stop": ["the word"] if random.random() < 0.05 else None,
             "sampling": {"temperature": 1.0, "seed": random.randrange(1 << 30)},
             **fields,
         }
         player.ask("say", npc=npc, text=text, **asked)
+
+    def _mood(self) -> str | None:
+        return self._random.choice((None, None, *MOODS))
 
     def _deadline(self) -> dict[str, float] | None:
         random = self._random
@@ -138,11 +146,11 @@ class Moves:
 
     def _disturbed(self) -> list[str]:
         """NPCs that speak, and may be broken in upon."""
-        open_asked = (item for player in self._crowd.players for item in player.asked.items())
+        open_asked = (item for player in self._crowd.players if player is not self._crowd.ear for item in player.asked.items())
         return [asked.npc for id, asked in open_asked if asked.kind == "say" and asked.npc and not _is_spared(id)]
 
     def _warm(self, player: Player) -> None:
-        player.ask("warm", npc=self._npc(), priority=self._random.choice(PRIORITIES))
+        player.ask("warm", npc=self._npc(), mood=self._mood(), priority=self._random.choice(PRIORITIES))
 
     def _flood(self, player: Player) -> None:
         for _ in range(FLOOD):
@@ -174,8 +182,9 @@ class Moves:
 
     def _begin_life_anew(self, player: Player) -> None:
         npc = self._npc()
+        number = self._npcs.index(npc)
         player.ask("despawn", npc=npc)
-        player.ask("spawn", character=self._random.choice(TRADES), npc=npc)
+        player.ask("spawn", character=self._random.choice(TRADES) if is_wanderer(number) else trade_of(number), npc=npc)
 
     # --- saves ----------------------------------------------------------------------------------------------------------
 

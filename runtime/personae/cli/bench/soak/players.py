@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from personae.cli.bench.soak.cast import Secrets
+from personae.cli.bench.soak.failures import Failures
 from personae.cli.bench.soak.line import Line
-from personae.cli.bench.soak.watch import Failures
+from personae.cli.bench.soak.playbill import Playbill
+from personae.types import MAX_VOICE_PARTS
 
 OURS = {"internal", "engine_failed", "bad_message", "bad_request", "bad_frame", "too_large", "state_unusable", "unsupported_version"}
 """Codes that mean that the service, or this soak, did something wrong. All others are answers that some move asks for."""
@@ -32,13 +34,18 @@ class Asked:
     npc: str | None
     text: str = ""  # of its deltas
     told: Told | None = None  # given the `done`, and nothing where it is an error
+    character: str | None = None
+    seed: int | None = None
+    tick: int = 0  # of the playbill, when it was asked
 
 
 class Player:
     """One client: a connection, and what is open on it. `line` None: it is dead."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tick: Callable[[], int] = lambda: 0) -> None:
+        """`tick`: as of the playbill."""
         self.name = name
+        self._tick = tick
         self.line: Line | None = None
         self.asked: dict[int, Asked] = {}
         self.session: str | None = None
@@ -59,7 +66,8 @@ class Player:
     def ask(self, kind: str, told: Told | None = None, **fields: Any) -> int:
         assert self.line is not None
         self._last_id += 1
-        self.asked[self._last_id] = Asked(kind, fields.get("npc"), told=told)
+        seed = (fields.get("sampling") or {}).get("seed")
+        self.asked[self._last_id] = Asked(kind, fields.get("npc"), "", told, fields.get("character"), seed, self._tick())
         self.said_s = time.monotonic()
         self.line.say({"type": kind, "id": self._last_id, **{name: value for name, value in fields.items() if value is not None}})
         return self._last_id
@@ -74,10 +82,14 @@ class Player:
 
 
 class Crowd:
-    """All players, played by one thread."""
+    """All players, played by one thread. One more, the ear, does nothing by chance: it lives all the time and hears of packs."""
 
-    def __init__(self, n_players: int, secrets: Secrets, failures: Failures) -> None:
-        self.players = [Player(f"player {i}") for i in range(n_players)]
+    def __init__(self, n_players: int, secrets: Secrets, playbill: Playbill, failures: Failures) -> None:
+        self.ear = Player("ear", lambda: playbill.tick)
+        self.players = [*(Player(f"player {i}", lambda: playbill.tick) for i in range(n_players)), self.ear]
+        self.hear_packs: Callable[[dict[str, Any]], object] = lambda _: None  # given each event of packs that the ear hears
+        self.lose_ear: Callable[[], object] = lambda: None
+        self.most_adapter_bytes = 0
         self.endpoint = ""
         self.requests: Counter[str] = Counter()  # kind -> terminal messages
         self.errors: Counter[str] = Counter()  # code
@@ -87,6 +99,7 @@ class Crowd:
         self.is_warm = False
         self._stats_due_s = 0.0
         self._secrets = secrets
+        self._playbill = playbill
         self._failures = failures
         self._selector = selectors.DefaultSelector()
 
@@ -101,18 +114,26 @@ class Crowd:
         return all(player.is_known for player in self.players) and kinds <= {"stats", "ping"}
 
     def living(self) -> list[Player]:
-        return [player for player in self.players if player.is_known]
+        """Those that play."""
+        return [player for player in self.players if player.is_known and player is not self.ear]
 
     def connect(self, player: Player, *, session: str | None = None) -> None:
         player.line = Line(self.endpoint)
         self._selector.register(player.line.socket, selectors.EVENT_READ, player)
-        player.ask("hello", lambda _, done: setattr(player, "session", str(done["session"])), v=1, client=player.name, session=session)
+        player.ask("hello", lambda _, done: self._is_known_now(player, str(done["session"])), v=1, client=player.name, session=session)
+
+    def _is_known_now(self, player: Player, session: str) -> None:
+        player.session = session
+        if player is self.ear:
+            player.ask("subscribe", packs=True)
 
     def hang_up(self, player: Player, *, random_byte: int = 255) -> None:
         """`random_byte` below 128: in the middle of a frame."""
         if player.line is not None:
             self._selector.unregister(player.line.socket)
             player.line.die(random_byte)
+            if player is self.ear:
+                self.lose_ear()
         player.forget()
 
     def close(self) -> None:
@@ -158,7 +179,7 @@ class Crowd:
     def _take(self, player: Player, message: dict[str, Any]) -> None:
         kind, request = message["type"], message.get("id", 0)
         if kind == "event":
-            self._note_event(message)
+            self._note_event(player, message)
         elif kind == "error" and request == 0:
             self._failures.note(f"{player.name} is told: {message.get('message')}")
         elif request not in player.asked:
@@ -180,6 +201,7 @@ class Crowd:
 
     def _note_error(self, player: Player, asked: Asked, message: dict[str, Any]) -> None:
         self.errors[message["code"]] += 1
+        self._playbill.refuses(asked, message)
         if message["code"] in OURS:
             self._failures.note(f"A {asked.kind} is answered {message['code']}: {message['message']}")
         if message["code"] == "busy" and not message.get("retry_after_ms"):
@@ -191,16 +213,23 @@ class Crowd:
         self.finishes[done["finish"]] += 1
         if asked.kind == "warm":
             return
+        self._playbill.ends(asked, done)
         self.fallbacks += bool(done.get("fallback"))
         if done["text"] != asked.text:
             self._failures.note(f"The deltas of a turn of NPC '{asked.npc}' are not its text: {asked.text!r}, {done['text']!r}.")
         for other in self._secrets.told_by_others(str(asked.npc), done["text"]):
             self._failures.note(f"NPC '{asked.npc}' says what NPC '{other}' was told.")
 
-    def _note_event(self, message: dict[str, Any]) -> None:
+    def _note_event(self, player: Player, message: dict[str, Any]) -> None:
+        if message["event"] == "pack" and player is self.ear:
+            self.hear_packs(message)
         if message["event"] in ("warm", "engine_lost"):
             self.is_warm = message["event"] == "warm"
 
     def _note_stats(self, asked: Asked, done: dict[str, Any]) -> None:
         self.engine = done["engine"]
         self.is_warm = self.engine["state"] == "warm"
+        adapters = done["scheduler"]["adapters"]
+        self.most_adapter_bytes = max(self.most_adapter_bytes, adapters["bytes_resident"])
+        if adapters["bytes_resident"] > adapters["budget_bytes"] and adapters["resident"] > MAX_VOICE_PARTS:
+            self._failures.note(f"{adapters['resident']} adapters have {adapters['bytes_resident']} bytes of {adapters['budget_bytes']}.")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from personae.cli.bench.soak.cast import Secrets
+from personae.cli.bench.soak.failures import Failures
+from personae.cli.bench.soak.playbill import Playbill
 from personae.engine.backend import Vocabulary
 from personae.scheduler.actions import Action
 from personae.scheduler.events import Event, TurnAsked
@@ -21,30 +23,16 @@ WEIGH_S = 0.5
 MB = 1 << 20
 
 
-class Failures:
-    """What went wrong, a sentence each. The first few are told; the rest is counted."""
-
-    MOST = 20
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.n = 0
-
-    def note(self, sentence: str) -> None:
-        self.n += 1
-        if len(self.told) < self.MOST and sentence not in self.told:
-            self.told.append(sentence)
-
-
 class Watcher:
     """A witness of one run of the service. Told on the service's thread; what it finds is read by another when the service has ended."""
 
-    def __init__(self, config: SchedulerConfig, vocabulary: Vocabulary, secrets: Secrets, failures: Failures) -> None:
+    def __init__(self, config: SchedulerConfig, vocabulary: Vocabulary, secrets: Secrets, playbill: Playbill, failures: Failures) -> None:
         self.referee = Referee(config)
         self.n_prompts = 0
         self.is_broken = False  # a rule was broken: what follows from it is not judged
         self._pieces = [vocabulary.piece(token) for token in range(vocabulary.n_vocab)]
         self._secrets = secrets
+        self._playbill = playbill
         self._failures = failures
 
     def saw(self, event: Event, actions: Sequence[Action]) -> None:
@@ -60,7 +48,9 @@ class Watcher:
 
     def _read_prompt(self, asked: TurnAsked) -> None:
         self.n_prompts += 1
-        for other in self._secrets.told_by_others(asked.npc, self._text(asked.prompt)):
+        prompt = self._text(asked.prompt)
+        self._playbill.begins(asked.npc, asked.sampling.seed if asked.draws else None, prompt, asked.voice)
+        for other in self._secrets.told_by_others(asked.npc, prompt):
             self._failures.note(f"The prompt of turn {asked.turn} of NPC '{asked.npc}' holds what NPC '{other}' was told.")
 
     def _text(self, tokens: Sequence[Token]) -> str:
