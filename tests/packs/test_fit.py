@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,12 @@ def test_reading_packs_does_not_cost_numpy() -> None:
         check=True,
     )
     assert said.stdout.strip() == "False"
+
+
+def test_adapter_is_held_against_each_base_for_itself(adapter_bytes: bytes, base: BaseShapes) -> None:
+    header = parse_header(adapter_bytes, Path("voice.gguf"))
+    assert fit(header, base).pairs is fit(parse_header(adapter_bytes, Path("again.gguf")), base).pairs
+    smaller = replace(base, matrices={**base.matrices, "blk.0.attn_q.weight": (16, 32)})
+    with pytest.raises(AskedWrong) as refused:
+        fit(header, smaller)
+    assert refused.value.code == "adapter_shape"

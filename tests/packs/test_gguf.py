@@ -218,3 +218,37 @@ def test_damaged_file_is_read_or_refused_and_nothing_else(damage: list[tuple[int
 @given(st.binary(max_size=200))
 def test_noise_behind_the_magic_is_refused(noise: bytes) -> None:
     assert refused(b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + noise).code in {"gguf_unreadable", "gguf_truncated"}
+
+
+# --- files that are laid out alike ------------------------------------------------------------------------------------
+
+
+def lora_of(value: bytes, name: str = "one") -> bytes:
+    pairs = [text_pair("general.architecture", "llama"), text_pair("general.name", name)]
+    return gguf(pairs, [Tensor("a", (4, 2), value * 16), Tensor("b", (2, 4), value * 16)])
+
+
+def test_files_that_are_laid_out_alike_have_what_each_says_of_itself() -> None:
+    one, other = (parse_header(lora_of(b"1", name), Path(f"{name}.gguf")) for name in ("one", "two"))
+    assert other.tensors == one.tensors
+    assert [header.text("general.name") for header in (one, other)] == ["one", "two"]
+    assert [header.path.name for header in (one, other)] == ["one.gguf", "two.gguf"]
+
+
+@pytest.mark.parametrize("n", range(17, 40))  # sixteen bytes behind the last tensor are padding
+def test_file_that_is_cut_is_refused_though_one_like_it_was_whole(n: int) -> None:
+    whole = lora_of(b"1")
+    parse_header(whole, Path("whole.gguf"))
+    with pytest.raises(AskedWrong) as refused:
+        parse_header(whole[:-n], Path("cut.gguf"))
+    assert refused.value.code == "gguf_truncated"
+    assert "cut.gguf" in refused.value.message
+
+
+def test_table_that_differs_in_one_byte_is_read_for_itself() -> None:
+    whole = lora_of(b"1")
+    parse_header(whole, Path("whole.gguf"))
+    at = whole.index(b"\1\0\0\0\0\0\0\0b")  # the name of the second tensor
+    forged = whole[: at + 8] + b"a" + whole[at + 9 :]
+    with pytest.raises(AskedWrong, match="twice"):
+        parse_header(forged, Path("forged.gguf"))

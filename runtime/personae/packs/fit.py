@@ -7,6 +7,7 @@ and wrongly (ignored tensors) or would abort on (token embeddings of a tied mode
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,7 @@ def fit(header: GgufHeader, base: BaseShapes) -> Fit:
     """AskedWrong with one of the `adapter_*` codes when it does not fit. The header has passed `check_header`."""
     _check_architecture(header, base)
     alpha = alpha_of(header)
-    halves = _paired(header, base)
-    pairs = {target: FitPair(*pair, _rank(header.path, target, base, pair)) for target, pair in halves.items()}
-    return Fit(alpha, pairs, tuple(_warnings(header, base, alpha)))
+    return Fit(alpha, _pairs(header, base), tuple(_warnings(header, base, alpha)))
 
 
 def columns(tensor: TensorInfo) -> int:
@@ -92,6 +91,20 @@ def _is_like(one: str, other: str) -> bool:
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------
+
+
+# A table of tensors that many adapters share (gguf.py) is held against a base once: (tensors, base, pairs), the first two by identity.
+_FITTING: deque[tuple[dict[str, TensorInfo], BaseShapes, dict[str, FitPair]]] = deque(maxlen=16)
+
+
+def _pairs(header: GgufHeader, base: BaseShapes) -> dict[str, FitPair]:
+    for tensors, same_base, pairs in tuple(_FITTING):
+        if tensors is header.tensors and same_base is base:
+            return pairs
+    halves = _paired(header, base)
+    pairs = {target: FitPair(*pair, _rank(header.path, target, base, pair)) for target, pair in halves.items()}
+    _FITTING.append((header.tensors, base, pairs))
+    return pairs
 
 
 def _paired(header: GgufHeader, base: BaseShapes) -> dict[str, tuple[TensorInfo, TensorInfo]]:

@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
@@ -40,6 +41,7 @@ def unknown_keys(model: type[BaseModel], table: Mapping[str, Any], pack: str, fi
         yield PackProblem(pack, file, where, "is not known here: it is kept and has no effect.", remedy, Severity.WARNING)
 
 
+@cache
 def known_keys(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
     """Every spelling of every field, in order."""
     found: dict[str, FieldInfo] = {}
