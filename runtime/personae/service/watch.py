@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -44,6 +45,7 @@ BURST_MS = 200  # events of a burst are taken together for so long at the most
 READING_MS = 500.0  # how long adapters are read before it is looked again whether anything has changed
 AWAY_MS = 500.0  # how often is looked whether the folder of packs is back
 JOIN_S = 2.0
+NICE = 10  # the share of a core that a decode's thread leaves it is about a tenth
 TEXT = ".toml"
 
 Ear = tuple[str, int, int]  # path, device, inode: a folder that was replaced has to be listened to anew
@@ -139,6 +141,9 @@ class Watcher:
     # --- the thread -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """It stands back for the decode beside it: who speaks must not wait for a pack."""
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while self._watches and not self._ended.is_set():
             try:
                 self._round()

@@ -14,6 +14,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "starts", 5, 50, "of a service with all of them, and as many with one")
     add_count(parser, "rank", 16, 256, "of every adapter")
     add_count(parser, "speaking", SLOTS - 1, 63, "NPCs while a pack is dropped in")
-    add_count(parser, "dropins", 5, 100, "that are timed")
+    add_count(parser, "dropins", 9, 100, "that are timed")
     add_count(parser, "voices", 50, 1000, "for the budget")
     add_count(parser, "budget", 8, 256, "adapters that there is memory for")
-    add_count(parser, "pour-s", 60, 3600, "seconds of that")
+    add_count(parser, "pour-s", 90, 3600, "seconds of that")
     add_serving_threads(parser)
     add_format(parser, AUTO)
 
@@ -86,7 +87,7 @@ class _Starts:
 
     def report(self) -> dict[str, Any]:
         rounds = [(self._start(self._many), self._start(self._one)) for _ in range(self._rounds)]
-        more = self._n - 1
+        more = max(1, self._n - 1)
         ms = [(many[0] - one[0]) / more for many, one in rounds]
         kib = [(many[1] - one[1]) / 1024 / more for many, one in rounds]
         return {
@@ -136,21 +137,39 @@ def _dropped_in(settings: EngineSettings, folder: Path, adapters: Sequence[Path]
         _drop_in(house.client, crowd, staging, characters, 0)
         timed = [_drop_in(house.client, crowd, staging, characters, number) for number in range(1, args.dropins)]
         crowd.resize(0)
-    extra = [longest - ordinary for _, _, longest, ordinary in timed]
     return {
-        "dropin_to_first_token_ms": rounded(median(first for first, _, _, _ in timed)),
-        "dropin_to_known_ms": rounded(median(known for _, known, _, _ in timed)),
-        "longest_extra_step_ms": rounded(max(extra)),
-        "ordinary_step_ms": rounded(median(ordinary for *_, ordinary in timed)),
-        "longest_extra_step_over_ordinary": rounded(max(longest / ordinary - 1 for *_, longest, ordinary in timed)),
+        "dropin_to_first_token_ms": rounded(median(each.first_ms for each in timed)),
+        "dropin_to_known_ms": rounded(median(each.known_ms for each in timed)),
+        "longest_extra_step_over_ordinary": rounded(max(each.extra(each.during) for each in timed)),
+        "longest_extra_step_over_ordinary_before": rounded(max(each.extra(each.before) for each in timed)),
+        "longest_step_ms": rounded(max(max(each.during) for each in timed)),
+        "ordinary_step_ms": rounded(median(each.ordinary_ms for each in timed)),
         "dropins": len(timed),
         "speaking": args.speaking,
     }
 
 
-def _drop_in(client: Client, crowd: Crowd, staging: Path, characters: Path, number: int) -> tuple[float, float, float, float]:
-    """Ms from the end of the copy to the first token, and until the pack is known; the others' longest step meanwhile, and their median
-    before it. The first of all is not counted: it pays for what is imported when the first pack comes."""
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """Ms from the end of the copy until the pack was known, and to the first token. The lengths of all steps in the seconds before, and in
+    that time, in ms."""
+
+    known_ms: float
+    first_ms: float
+    before: Sequence[int]
+    during: Sequence[int]
+
+    @property
+    def ordinary_ms(self) -> float:
+        return median(self.before)
+
+    def extra(self, steps: Sequence[int]) -> float:
+        """By how much of an ordinary step the longest of these is longer."""
+        return max(steps) / self.ordinary_ms - 1
+
+
+def _drop_in(client: Client, crowd: Crowd, staging: Path, characters: Path, number: int) -> _Dropped:
+    """The first of all is not to be counted: it pays for what is imported when the first pack comes."""
     name = f"newcomer{number}"
     crowd.keep()
     at_first = _steps(client)
@@ -167,7 +186,7 @@ def _drop_in(client: Client, crowd: Crowd, staging: Path, characters: Path, numb
     during = _difference(before, _steps(client))
     stream.wait()
     npc.despawn()
-    return first_ms, known_ms, max(during), median(_difference(at_first, before))
+    return _Dropped(known_ms, first_ms, _difference(at_first, before), during)
 
 
 def _is_known(client: Client, name: str) -> bool:
@@ -202,15 +221,17 @@ def _shared(settings: EngineSettings, folder: Path, adapters: Sequence[Path], ar
         write_pack(characters, f"voice{number}", PERSONA, adapters[number])
     budget = args.budget * _bytes_of_one(settings, folder / "tavern")
     with House(settings, characters, "--adapter-ram", str(budget)) as house:
-        waits = pour([house.client.spawn(f"voice{number}") for number in range(args.voices)], LINE, args.pour_s)
-        stats = house.client.stats()["scheduler"]["adapters"]
+        seen: list[dict[str, Any]] = []
+        npcs = [house.client.spawn(f"voice{number}") for number in range(args.voices)]
+        waits = pour(npcs, LINE, args.pour_s, lambda: seen.append(_adapters(house.client)))
+        stats = _adapters(house.client)
     return {
         "voices": args.voices,
         "budget_adapters": args.budget,
         "answered": len(waits.answered),
         **waits.report(),
         "adapter_loads": stats["loads"],
-        "most_bytes_over_budget": rounded(stats["bytes_resident"] / budget),
+        "most_resident_over_budget": rounded(max(each["bytes_resident"] for each in seen) / budget),
     }
 
 
@@ -218,4 +239,9 @@ def _bytes_of_one(settings: EngineSettings, characters: Path) -> int:
     """What one of these adapters takes in the engine's memory."""
     with House(settings, characters) as house:
         house.client.spawn("teller0").say(LINE, max_tokens=1).wait()
-        return int(house.client.stats()["scheduler"]["adapters"]["bytes_resident"])
+        return int(_adapters(house.client)["bytes_resident"])
+
+
+def _adapters(client: Client) -> dict[str, Any]:
+    stats: dict[str, Any] = client.stats()["scheduler"]["adapters"]
+    return stats

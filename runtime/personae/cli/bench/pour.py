@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from personae_client import Done, Npc, PersonaeError, Stream
 TOKENS = 8  # of a reply
 MOST_S = 600.0  # for one of them: nobody is to be cut short by the clock
 PAUSE_S = 0.01
+LOOK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -42,13 +43,14 @@ class Waits:
         }
 
 
-def pour(npcs: Sequence[Npc], line: str, seconds: float) -> Waits:
-    """Ask all of them, and each again when it has ended, for so long. The NPCs are gone afterwards."""
+def pour(npcs: Sequence[Npc], line: str, seconds: float, look: Callable[[], None] = lambda: None) -> Waits:
+    """Ask all of them, and each again when it has ended, for so long. The NPCs are gone afterwards. `look`: once a second."""
     waits = Waits()
     started = time.perf_counter()
     asked: dict[Stream, float] = {}
     streams = [_ask(npc, line) for npc in npcs]
     asked.update(dict.fromkeys(streams, 0.0))
+    looked = 0.0
     while (now := time.perf_counter() - started) < seconds:
         for i, done in _ended(streams, waits):
             waits.answered.add(npcs[i].id)
@@ -56,6 +58,9 @@ def pour(npcs: Sequence[Npc], line: str, seconds: float) -> Waits:
                 waits.by_adapter[done.adapter or ""].append(done.timing.queued_ms)
             streams[i] = _ask(npcs[i], line)
             asked[streams[i]] = now
+        if now >= looked + LOOK_S:
+            looked = now
+            look()
         time.sleep(PAUSE_S)
     _see_off(npcs, streams, waits)
     return waits
