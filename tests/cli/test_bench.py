@@ -124,6 +124,18 @@ def test_crowd_tells_what_a_player_waits_and_who_waits_for_whom(bench: Bench, mo
     assert result["adapters_that_waited"] == 2
 
 
+def test_packs_tell_what_they_cost_at_start_in_play_and_when_they_are_too_many(bench: Bench) -> None:
+    few = ("--packs", "3", "--starts", "1", "--speaking", "1", "--dropins", "2", "--voices", "4", "--budget", "2", "--pour-s", "2")
+    result = bench("packs", "--rank", "2", *few)
+    assert result["startup_ms"]["all"] > 0
+    assert 0 < result["dropin_to_known_ms"] < result["dropin_to_first_token_ms"]
+    assert result["dropins"] == 1
+    assert result["answered"] == result["voices"] == 4
+    assert 0 < result["most_resident_over_budget"] <= 1
+    assert result["adapter_loads"] >= 4
+    assert result.keys() >= {"startup_ms_per_pack", "idle_kib_per_pack", "longest_extra_step_over_ordinary", "max_wait_over_mean"}
+
+
 def test_reuse_tells_what_is_prefilled_again(bench: Bench) -> None:
     result = bench("reuse", "--slots", "2", "--rank", "2", "--rounds", "1", "--sentences", "2", "--tokens", "4")
     assert 0 < result["prefilled_over_new"] <= 1.2

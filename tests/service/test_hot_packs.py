@@ -184,6 +184,14 @@ def test_broken_version_leaves_the_last_good_one_and_every_problem_is_told(peer,
     assert peer.ask("characters")["problems"] == []
 
 
+def test_pack_that_has_lost_its_manifest_alone_plays_on_and_that_is_an_error(peer, characters) -> None:
+    (characters / "guard" / "character.toml").unlink()
+    change = told(peer)
+    assert (change["change"], change["kept"]) == ("refused", True)
+    assert [(one["severity"], one["problem"]) for one in change["problems"]] == [("error", "has lost its manifest.")]
+    assert peer.ask("say", npc="guard", text="fake:say:Halt.")["text"] == "Halt."
+
+
 def test_persona_that_has_grown_too_long_is_refused_like_any_other_error(peer, characters) -> None:
     write_manifest(characters / "guard", persona=f'"{"A very long story, " * 200}"')
     event = told(peer)

@@ -139,6 +139,9 @@ class Roster:
         old, was_said = self.characters.get(seen.pack), self.problems_of.pop(seen.pack, ())
         if seen.problems:
             self.problems_of[seen.pack] = seen.problems
+        if seen.character is None and old is not None and not any(problem.is_error for problem in seen.problems):
+            seen = replace(seen, problems=(_stripped(seen.pack), *seen.problems[1:]))  # one that is played is no folder to be passed over
+            self.problems_of[seen.pack] = seen.problems
         if seen.character is None:
             return self._noted(ChangeKind.REFUSED, seen, old) if seen.problems and seen.pack != ROOT else None
         if seen.character == old and seen.problems == was_said:
@@ -190,3 +193,7 @@ def persona_of(character: Character, memories: Sequence[str] = (), mood: Mood | 
         memories=memories,
         lore_rules=character.lore_rules,
     )
+
+
+def _stripped(pack: str) -> PackProblem:
+    return PackProblem(pack, "", "", "has lost its manifest.", "Put it back, or remove the rest of the pack too.")
