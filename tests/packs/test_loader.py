@@ -12,7 +12,8 @@ import pytest
 from personae.errors import AskedWrong
 from personae.packs.base import BaseShapes
 from personae.packs.character import Exchange, Lore, LoreRules, PackProblem, TrainedOn
-from personae.packs.loader import examine_pack, is_incomplete, load_cast, load_character
+from personae.packs.loader import examine_pack, load_cast, load_character
+from personae.packs.named_files import INCOMPLETE
 from tests.packs.conftest import WritePack, zipped
 from tests.packs.gguf_writer import gguf, lora_pairs, pair_of, text_pair
 
@@ -327,6 +328,10 @@ def test_same_name_as_folder_and_as_archive_is_an_error_of_the_second(write_pack
 
 
 # --- half-copied --------------------------------------------------------------------------------------------------
+
+
+def is_incomplete(problems: tuple[PackProblem, ...]) -> bool:
+    return any(problem.problem.startswith(INCOMPLETE) for problem in problems)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])

@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -78,11 +78,6 @@ def snapshot(path: Path) -> Snapshot | None:
             with suppress(OSError):  # gone meanwhile, or a link to nowhere
                 files.append(_fingerprint(name, entry.stat()))
     return tuple(sorted(files))
-
-
-def is_incomplete(problems: Iterable[PackProblem]) -> bool:
-    """Whether a pack looks like a copy that is under way: an archive without its end, an adapter that stops in the middle."""
-    return any(problem.problem.startswith(INCOMPLETE) for problem in problems)
 
 
 def _may_be_pack(entry: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from personae.packs.schema import json_schema
+from personae.packs.schema import json_schema, lore_schema
 from tests.cli.pack.conftest import Pack
 
 
@@ -32,3 +32,4 @@ def test_a_wrong_line_ends_with_4_and_a_sentence(pack: Pack, arguments: tuple[st
 
 def test_schema_is_the_one_that_manifests_are_checked_with(pack: Pack) -> None:
     assert pack("schema").json == json_schema()
+    assert pack("schema", "--lore").json == lore_schema()
