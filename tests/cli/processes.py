@@ -49,6 +49,16 @@ def wait_until_gone(pid: int) -> None:
         os.close(handle)
 
 
+@contextmanager
+def heard_interrupts() -> Iterator[None]:
+    """What is started meanwhile does not inherit that SIGINT is ignored, as it is in whatever a shell has put into the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Terminal:
     """A program on a terminal of its own."""
 
@@ -60,9 +70,10 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-        self.process = subprocess.Popen(
-            arguments, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm-256color"}
-        )
+        with heard_interrupts():
+            self.process = subprocess.Popen(
+                arguments, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm-256color"}
+            )
         os.close(theirs)
         self.shown = ""
 

@@ -19,11 +19,11 @@ CALM = {"end", "stop", "speaker", "length", "repetition"}  # ends of a reply tha
 class Voice:
     npc: Npc
     colour: str
-    mood: str | None = None  # in which it answers; None: as always
     reply: Text = field(default_factory=Text)  # what is being said, or was said last
     stream: Stream | None = None
     is_heard_out: bool = True  # nothing more will come
     has_news: bool = False  # something to show since `take_news`
+    mood: str | None = None  # in which it answers; None: as always
 
     @property
     def failure(self) -> PersonaeError | None:
