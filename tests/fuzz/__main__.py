@@ -19,7 +19,7 @@ from tests.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 AT_ONCE = 2
-MOST_KEPT = 60  # inputs of one target, the smallest first
+MOST_KEPT = 60  # inputs of one target
 MOST_BYTES = 16_384
 MEMORY_MB = 1024
 LONGEST_S = 10  # for one input
@@ -82,12 +82,12 @@ def _kept(name: str) -> list[Path]:
 
 
 def _keep(name: str, work: Path) -> None:
-    """The smallest of what libFuzzer kept beside the seeds: a corpus for a repository, not an archive."""
+    """The smallest of what libFuzzer found, as many as find room beside those kept before: a corpus for a repository."""
     folder = CORPUS / name
     folder.mkdir(parents=True, exist_ok=True)
-    for path in _kept(name):
-        path.unlink()
-    for path in sorted(work.iterdir(), key=lambda path: (path.stat().st_size, path.name))[:MOST_KEPT]:
+    kept = {path.name for path in _kept(name)}
+    found = [path for path in work.iterdir() if path.name[:16] not in kept]
+    for path in sorted(found, key=lambda path: (path.stat().st_size, path.name))[: max(0, MOST_KEPT - len(kept))]:
         (folder / path.name[:16]).write_bytes(path.read_bytes())
 
 
