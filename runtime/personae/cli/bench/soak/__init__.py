@@ -272,7 +272,13 @@ class Soak:
     def _compare(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         for npc in sorted(before.keys() | after.keys()):
             if before.get(npc) != after.get(npc):
-                self._failures.note(f"NPC '{npc}' is another after the service was started again.")
+                was, now = before.get(npc, {}), after.get(npc, {})
+                differ = [
+                    f"{kind} {was.get(kind)!r} and now {now.get(kind)!r}"
+                    for kind in ("history", "memories")
+                    if was.get(kind) != now.get(kind)
+                ]
+                self._failures.note(f"NPC '{npc}' is another after the service was started again: {'; '.join(differ)[:2000]}.")
 
     # --- the report ---------------------------------------------------------------------------------------------------------
 
