@@ -16,7 +16,7 @@ from typing import Protocol
 import re2
 
 MAX_CHARS = 500  # of a pattern
-# Unicode classes of a pattern: each takes RE2 some 0.5 to 1.5 ms before it looks at MAX_MEMORY, and no other thread of ours runs meanwhile.
+# Unicode classes of a pattern: RE2 builds each in full before it looks at MAX_MEMORY, and no other thread of ours runs meanwhile.
 MAX_CLASSES = 8
 MAX_MEMORY = 1 << 16  # bytes for one pattern's program and states; when states outgrow it, matching goes on more slowly
 MAX_JOINED = 1 << 18  # bytes for one that stands for many

@@ -438,3 +438,23 @@ def test_line_waits_for_the_other_side_and_answers_its_pings() -> None:
             heard = list(line.hear())
             assert heard in ([], [{"id": 1}])
         line.close()
+
+
+def test_npc_whose_history_a_client_took_along_is_asked_after_again() -> None:
+    class House:
+        """Of two NPCs the first answer about one is lost with its client, the machine being crowded; a third is not there at all."""
+
+        _npcs, _bystanders, lost = ["kept", "lost", "gone"], [], set[str]()
+
+        def _reconnect(self) -> None:
+            pass
+
+        def _ask_all(self, kind: str, requests: list[dict[str, str]], told: Any) -> None:
+            for request in requests:
+                if request["npc"] == "gone" or (request["npc"] == "lost" and kind not in self.lost):
+                    self.lost.add(kind)
+                else:
+                    told(Asked(kind, request["npc"]), {**request, "lines": [kind], "memories": [kind]})
+
+    whole = {"history": ["history"], "memories": ["memories"]}
+    assert soak.Soak._histories(House()) == {"kept": whole, "lost": whole}  # type: ignore[arg-type]

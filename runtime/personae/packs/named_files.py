@@ -26,7 +26,7 @@ from personae.patterns import classes_in
 INCOMPLETE = "is incomplete: "  # begins a problem that may be gone when a copy is finished
 MAX_PORTRAIT_BYTES = 8 * 1024 * 1024
 MAX_ADAPTERS = 160  # looked at in one pack: as many as a manifest without mistakes can name
-MAX_HEADERS_BYTES = 16 * 1024 * 1024  # of all adapters of a pack, which take 30 ms for each MiB; one that is refused counts as the largest
+MAX_HEADERS_BYTES = 16 * 1024 * 1024  # of all adapters of a pack: they bound the time it takes; one that is refused counts as the largest
 
 Problems = list[PackProblem]
 

@@ -8,8 +8,8 @@ each: so that 256 entries which all bring each other along are a few hundred ope
 - The text of a touched entry is read for keys like a line of the talk, for so many rounds. An entry is touched or not: no circle goes on.
 - A switched-off or blank entry is not there.
 
-Packs come from strangers, and while a text is looked through nobody speaks: so all that a book may ask is bounded, at some 20 ms for a
-line at the worst. Plain keys are looked up, not searched for (keys.py), and are bounded in number and length; regular expressions are
+Packs come from strangers, and while a text is looked through nobody speaks: so all that a book may ask of a line
+is bounded. Plain keys are looked up, not searched for (keys.py), and are bounded in number and length; regular expressions are
 RE2's, joined so that most texts are asked about 32 with one search, and bounded in number and in the sum of their programs. What is beyond
 is not asked, in the writer's order, and known by name. Of what a text touches no more comes to mind at once than a prompt may want. All
 that is remembered, for a prompt repeats nearly everything the last one said.

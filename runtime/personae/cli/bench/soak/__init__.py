@@ -51,6 +51,7 @@ PLAYERS = 8
 PHASES = 2  # the service is started again after each
 QUIET_S = 90.0  # for all that is open to end, once nobody asks any more
 ASKED_AT_ONCE = 40
+ASKED_AFTER = 3  # times, for what somebody took along
 FAKE_STEP_MS = 4.0
 KILLS_EVERY_S, KILLS = 17.0, 8  # of the engine, at the most: where it is killed all the time, nobody has his say
 MAX_ADAPTERS = 4
@@ -195,16 +196,21 @@ class Soak:
     def _quiesce(self) -> None:
         """Nobody asks any more. All that was asked is answered, and then nothing is at work."""
         crowd = self._crowd
-        for player in crowd.players:
-            if not player.is_known:
-                crowd.hang_up(player)
-                crowd.connect(player)
+        self._reconnect()
         if not crowd.listen_until(crowd.is_answered, QUIET_S):
             for player in crowd.players:
                 for request, asked in player.asked.items():
                     self._failures.note(f"Request {request} of {player.name}, a {asked.kind}, got no terminal message.")
         if not crowd.listen_until(self._is_quiet, QUIET_S):
             self._failures.note(f"Nobody asks for anything, and yet: {_at_work(self._stats)}.")
+
+    def _reconnect(self) -> None:
+        """Whoever died, or looked silent to the service on a crowded machine."""
+        for player in self._crowd.players:
+            if not player.is_known:
+                self._crowd.hang_up(player)
+                self._crowd.connect(player)
+        self._crowd.listen_until(lambda: all(player.is_known for player in self._crowd.players), QUIET_S)
 
     def _is_quiet(self) -> bool:
         self._ask_all("stats", [{}], lambda _, done: self._stats.update(done))
@@ -259,14 +265,20 @@ class Soak:
         self._ask_all("spawn", spawns, None)
 
     def _histories(self) -> dict[str, Any]:
-        """npc -> its lines and memories. One whose second spawn was refused is not there."""
+        """npc -> its lines and memories. One whose second spawn was refused is not there.
+
+        A player that is taken for dead takes what it had asked along, so whoever is missing is asked after again.
+        """
         found: dict[str, Any] = {}
 
         def note(asked: Asked, done: dict[str, Any]) -> None:
             found.setdefault(done["npc"], {})[asked.kind] = done["lines"] if asked.kind == "history" else done["memories"]
 
         for kind in ("history", "memories"):
-            self._ask_all(kind, [{"npc": npc} for npc in (*self._npcs, *self._bystanders)], note)
+            for _ in range(ASKED_AFTER):
+                missing = [{"npc": npc} for npc in (*self._npcs, *self._bystanders) if kind not in found.get(npc, {})]
+                self._reconnect()
+                self._ask_all(kind, missing, note)
         return found
 
     def _compare(self, before: dict[str, Any], after: dict[str, Any]) -> None:
