@@ -264,6 +264,20 @@ def test_line_that_waits_for_an_npc_whose_pack_goes_is_refused_by_name(serve, co
     assert peer.end_of(waits)["code"] == "character_gone"
 
 
+def test_line_that_is_refused_when_its_time_comes_has_cut_nothing_out_of_the_history(serve, connect, characters, tmp_path) -> None:
+    peer = subscribed(connect(serve(engine={"fake_step_ms": 5})))
+    long = peer.send("say", npc="guard", text="fake:long", max_tokens=2000)
+    waits = peer.send("say", npc="guard", text="Well?", mid_reply="queue", heard={"chars": 1})
+    peer.until(lambda message: message["type"] == "delta")
+    (characters / "guard").rename(tmp_path / "guard")
+    told(peer)
+    peer.ask("cancel", turn=long)
+    said = peer.end_of(long)["text"]
+    assert peer.end_of(waits)["code"] == "character_gone"
+    assert peer.ask("history", npc="guard")["lines"][-1]["text"] == said
+    assert len(said) > 1
+
+
 def test_adapter_of_a_removed_pack_leaves_the_engine(peer, characters, voices) -> None:
     pack = write_pack(characters, "bard", adapter='{ file = "voice.gguf" }')
     shutil.copy(voices[0], pack / "voice.gguf")

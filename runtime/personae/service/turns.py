@@ -118,8 +118,9 @@ class Turns:
         return None
 
     def begin(self, turn: OpenTurn) -> TurnAsked:
-        """The turn that was next. AskedWrong when its prompt cannot be made any more."""
+        """The turn that was next. AskedWrong when its prompt cannot be made any more, or its pack has gone."""
         if turn.cuts_last and isinstance(turn.request, Say) and turn.request.heard is not None:
+            self.check(turn.request, turn.npc)  # one that is refused has cut nothing
             turn.npc.cut_heard(turn.request.heard)
         return self._begin(turn, self._plan(turn.request, turn.npc))
 
