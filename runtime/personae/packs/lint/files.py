@@ -10,8 +10,9 @@ from typing import Any
 from personae.errors import AskedWrong
 from personae.packs import manifest as form
 from personae.packs.character import PackProblem, Severity
-from personae.packs.lint.lines import LINES_FILE, lint_lines
-from personae.packs.lint.lines import MAX_BYTES as MAX_LINES_BYTES
+from personae.packs.lines import LINES_FILE
+from personae.packs.lines import MAX_BYTES as MAX_LINES_BYTES
+from personae.packs.lint.lines import lint_lines
 from personae.packs.loader import pack_id
 from personae.packs.names import plain
 from personae.packs.pack_files import PackFiles, open_pack
